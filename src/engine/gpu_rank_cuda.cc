@@ -110,7 +110,7 @@ GpuRank::~GpuRank() {
   cudaStreamSynchronize(stream_);
   for (Graphs* graphs : {&long_graphs_, &draft_graphs_, &long_draft_graphs_}) graphs->clear();
   graphs_.clear();
-  graph_of_many_keys_.reset();
+  graphs_of_many_keys_.clear();
   cudaStreamDestroy(stream_);
 }
 
@@ -192,9 +192,9 @@ cuda::StepLayout& GpuRank::plan(const ForwardBatch& batch, const cuda::WorldRows
     if (graph_ != nullptr) rows = graph_->rows;
   }
   planner_->plan(batch, rows, layout_);
-  if (graph_ != nullptr && rows == 1 && graph_of_many_keys_ &&
+  if (graph_ != nullptr && rows <= model_->most_rows_of_one_launch() &&
       layout_.most_keys > model_->most_keys_of_one_launch()) {
-    graph_ = &*graph_of_many_keys_;
+    graph_ = find(graphs_of_many_keys_.at(tiles_[queries - 1]), rows);
   }
   if (graph_ != nullptr && !layout_.index_passes.empty()) {
     graph_ = find(long_graphs_, rows);
@@ -271,9 +271,9 @@ void GpuRank::capture(const int32_t* sampled) {
         planner_->plan_any_length(layout_);
         long_graphs_.push_back(capture_model(sampled));
       }
-      if (rows > 1 || model_->most_keys_of_one_launch() == 0) continue;
+      if (rows > model_->most_rows_of_one_launch()) continue;
       layout_.most_keys = model_->most_keys_of_one_launch() + 1;
-      graph_of_many_keys_ = capture_model(sampled);
+      graphs_of_many_keys_[tile].push_back(capture_model(sampled));
     }
   }
   if (draft_planner_) capture_drafts(sampled);

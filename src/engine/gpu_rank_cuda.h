@@ -97,8 +97,8 @@ class GpuRank {
   // With sparse attention: of steps whose rows have any length, however many of a sequence; the
   // others are short ones, whose rows see all of their keys.
   Graphs long_graphs_, long_draft_graphs_;
-  // The one-row graph for longer contexts, where it differs from the first.
-  std::optional<CapturedGraph> graph_of_many_keys_;
+  // The graphs of few rows for longer contexts, where they differ from the first.
+  std::map<int, Graphs> graphs_of_many_keys_;  // by tile rows
 
   // The step that is about to begin.
   std::optional<cuda::StepPlanner> planner_, draft_planner_;

@@ -47,7 +47,10 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
       last_layers(step, arrays, cache, stream);
       if (options_.with_mtp) return logits_and_mtp_rows(step, arrays, sampled, cache, stream);
       if (step.logit_rows == 0) return;
-      return logits_of(&DeepSeekModel::residual_, {NormKind::kFinal}, step.logit_rows, stream);
+      if (step.rows == 1)
+        return logits_of(&DeepSeekModel::residual_, {NormKind::kFinal}, 1, stream);
+      return head(narrow_and_norm(step, arrays, {NormKind::kFinal}, stream), step.logit_rows,
+                  stream);
     }
     Activation x = add_and_norm(&DeepSeekModel::residual_, layer > 0, {NormKind::kInput, layer},
                                 step.rows, stream);
@@ -111,11 +114,12 @@ void DeepSeekModel::describe_decode_layers() {
 bool DeepSeekModel::takes_decode_layers(const StepLayout& step) const {
   // Launches of a lane's ranks that wait for one another do not fit on one GPU.
   const auto shares = [](const DeepSeekModel* rank) { return rank->peers_.shares_device; };
-  return plan_.decode_layers != DecodeLayersKind::kNone && step.rows == 1 && step.passes.empty() &&
-         step.most_keys <= most_keys_of_one_launch() && std::ranges::none_of(lane_, shares);
+  return step.rows <= most_rows_of_one_launch() && step.rows == step.valid_rows &&
+         step.passes.empty() && step.most_keys <= most_keys_of_one_launch() &&
+         std::ranges::none_of(lane_, shares);
 }
 
-// One token through the layers from the plan's first on. A lane's launches begin with the whole
+// A few tokens through the layers from the plan's first on. A lane's launches begin with the whole
 // residual and end, as a layer does, with each rank's part of the last sum.
 void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
                                 const CacheMemory& cache, GpuStream stream) {
@@ -124,7 +128,7 @@ void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
     peer_sum({.norm = {.residual = residual_,
                        .delta = delta_,
                        .delta_stride = config_.hidden,
-                       .rows = 1,
+                       .rows = step.rows,
                        .n = config_.hidden},
               .peers = peers_,
               .sms = peer_sms()},
@@ -133,15 +137,17 @@ void DeepSeekModel::last_layers(const StepLayout& step, const std::byte* arrays,
   decode_layers({.kind = plan_.decode_layers,
                  .layers = decode_layers_.data(),
                  .num_layers = static_cast<int32_t>(decode_layers_.size()),
+                 .rows = static_cast<int32_t>(step.rows),
                  .residual = residual_,
                  .delta_in = has_delta && lane_.empty() ? delta_ : nullptr,
                  .delta_out = delta_,
                  .eps = static_cast<float>(config_.rms_norm_eps),
                  .inner_eps = kInnerNormEps,
                  .cos_sin = cos_sin_,
-                 .position = array_at<int32_t>(arrays, step.at.positions),
-                 .slot = array_at<int64_t>(arrays, step.at.slots),
-                 .block_table = array_at<int32_t>(arrays, step.at.block_tables),
+                 .positions = array_at<int32_t>(arrays, step.at.positions),
+                 .slots = array_at<int64_t>(arrays, step.at.slots),
+                 .block_tables = array_at<int32_t>(arrays, step.at.block_tables),
+                 .table_starts = array_at<int32_t>(arrays, step.at.table_starts),
                  .pages = cache.data + plan_.first_decode_layer * cache.layer_bytes,
                  .layer_bytes = cache.layer_bytes,
                  .format = cache.format,

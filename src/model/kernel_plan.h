@@ -30,11 +30,11 @@ struct KernelPlan {
   SmBudget budget;                 // of every launch
   std::vector<LayerForms> layers;  // see layer_forms()
   FeedForwardWidths widths;
-  // The first of the last layers that decode_layers() can run in one launch for one token; the
+  // The first of the last layers that decode_layers() can run in one launch for a few tokens; the
   // number of layers: none.
   int64_t first_decode_layer = 0;
-  // The kernel of decode_layers() that steps of one token take: its sums depend on the number of
-  // rows. kNone: they take none.
+  // The kernel of decode_layers() that steps of a few tokens take: its sums are others than those
+  // of steps of more. kNone: they take none.
   DecodeLayersKind decode_layers = DecodeLayersKind::kNone;
   // Whether bf16 GEMMs of many rows may take cuBLASLt: its sums depend on the number of rows.
   bool takes_library = false;

@@ -234,6 +234,7 @@ void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
   at.token_ids = place(out.rows, 4);
   at.positions = place(out.rows, 4);
   at.slots = place(out.rows, 8);
+  at.table_starts = place(out.rows, 4);
   at.logit_rows = place(out.logit_rows, 4);
   if (limits_.with_mtp || limits_.first_key > 0) at.previous_states = place(out.rows, 8);
   if (limits_.with_mtp) {
@@ -243,7 +244,6 @@ void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
   if (limits_.shape.sparse) {
     at.lengths = place(out.rows, 4);
     at.num_keys = limits_.first_key > 0 ? place(out.rows, 4) : at.lengths;
-    at.table_starts = place(out.rows, 4);
   }
   if (has_splits()) {
     at.first_part = place(limits_.num_multiprocessors, 4);
@@ -326,7 +326,7 @@ void StepPlanner::write_mtp(const ForwardBatch& batch, StepLayout& out) const {
   }
 }
 
-// The runs' block tables and, with sparse attention, each row's length and the place of its table.
+// The runs' block tables, the place of each row's and, with sparse attention, each row's length.
 void StepPlanner::write_tables(const ForwardBatch& batch, StepLayout& out) {
   auto* const tables = array_at<int32_t>(out, out.at.block_tables);
   for (int64_t i = 0; i < std::ssize(runs_); ++i) {
@@ -336,19 +336,21 @@ void StepPlanner::write_tables(const ForwardBatch& batch, StepLayout& out) {
       return static_cast<int32_t>(page < 0 ? page : page * limits_.page_stride);
     });
   }
-  if (!limits_.shape.sparse) return;
-  auto* const lengths = array_at<int32_t>(out, out.at.lengths);
-  auto* const num_keys = array_at<int32_t>(out, out.at.num_keys);
   auto* const starts = array_at<int32_t>(out, out.at.table_starts);
-  std::fill_n(lengths, out.rows, 0);
-  std::fill_n(num_keys, out.rows, 0);
   std::fill_n(starts, out.rows, 0);
   for (int64_t i = 0; i < std::ssize(runs_); ++i) {
     const Run& run = runs_[static_cast<size_t>(i)];
+    std::fill_n(starts + run.first_row, run.num_rows, static_cast<int32_t>(i * batch.max_pages));
+  }
+  if (!limits_.shape.sparse) return;
+  auto* const lengths = array_at<int32_t>(out, out.at.lengths);
+  auto* const num_keys = array_at<int32_t>(out, out.at.num_keys);
+  std::fill_n(lengths, out.rows, 0);
+  std::fill_n(num_keys, out.rows, 0);
+  for (const Run& run : runs_) {
     for (int32_t row = 0; row < run.num_rows; ++row) {
       lengths[run.first_row + row] = run.context + row + 1;
       num_keys[run.first_row + row] = run.context + row + 1 - limits_.first_key;
-      starts[run.first_row + row] = static_cast<int32_t>(i * batch.max_pages);
     }
   }
 }

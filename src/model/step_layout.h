@@ -68,6 +68,7 @@ struct StepArrays {
   int64_t token_ids = 0;       // [rows] i32, as in ForwardBatch
   int64_t positions = 0;       // [rows] i32
   int64_t slots = 0;           // [rows] i64: device page * kPageSize + slot; -1: padding
+  int64_t table_starts = 0;    // [rows] i32: place in block_tables of the row's first page
   int64_t logit_rows = 0;      // [logit rows] i32
   // With an MTP layer.
   int64_t previous_states = 0;  // [rows] i64: see MtpInputArguments::previous
@@ -78,7 +79,6 @@ struct StepArrays {
   // With sparse attention; where rows always have lists, in place of the splits:
   int64_t lengths = 0;   // [rows] i32: the row's position and 1, keys end there; 0: padding
   int64_t num_keys = 0;  // [rows] i32: keys that the row sees; the same array without a first key
-  int64_t table_starts = 0;  // [rows] i32: place in block_tables of the row's first page
   int64_t block_tables = 0;  // [runs, max_pages] i32 device pages, -1: none; absorbed runs' first
   // Only for multi-head rows, which graphs do not have. Arrays of all passes together.
   int64_t gathered = 0;        // [parts] i32: indices of block tables

@@ -122,6 +122,12 @@ void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
     actual.emplace(ids[row], positions[row], slots[row]);
   }
   EXPECT_EQ(actual, expected);
+  const auto* table_starts = array_at<int32_t>(layout, layout.at.table_starts);
+  const auto* tables = array_at<int32_t>(layout, layout.at.block_tables);
+  for (int64_t row = 0; row < layout.valid_rows; ++row) {
+    EXPECT_EQ(tables[table_starts[row] + positions[row] / kPageSize], slots[row] / kPageSize)
+        << row;
+  }
   for (int64_t row = layout.valid_rows; row < rows; ++row) EXPECT_EQ(slots[row], -1);
   const auto* logit_rows = array_at<int32_t>(layout, layout.at.logit_rows);
   for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
@@ -157,7 +163,6 @@ void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
   // Each multi-head row and each key that it sees are in one pass, in the order of the keys.
   const auto* gathered = array_at<int32_t>(layout, layout.at.gathered);
   const auto* first_keys = array_at<int32_t>(layout, layout.at.first_keys);
-  const auto* tables = array_at<int32_t>(layout, layout.at.block_tables);
   std::vector<int64_t> seen(static_cast<size_t>(layout.valid_rows));  // keys, for head 0
   for (size_t p = 0; p < layout.passes.size(); ++p) {
     const MhaPass& pass = layout.passes[p];

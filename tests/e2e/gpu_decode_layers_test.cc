@@ -1,7 +1,7 @@
-// One token through the MoE layers in one launch: four layers of one TP8 rank of DeepSeek-V3
-// (hidden 7168, 16 heads, 256 experts of 256 columns) in FP8 and of DeepSeek-V2-Lite in bf16 and in
-// FP8, with random weights, against float64 and against the launches for each operation. Run from
-// the repository's root.
+// One token, and two, through the MoE layers in one launch: four layers of one TP8 rank of
+// DeepSeek-V3 (hidden 7168, 16 heads, 256 experts of 256 columns) in FP8 and of DeepSeek-V2-Lite in
+// bf16 and in FP8, with random weights, against float64 and against the launches for each
+// operation. Run from the repository's root.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cache/latent_layout.h"
+#include "device/cuda/co_resident.h"
 #include "device/cuda/device_array.h"
 #include "e2e/float64_model.h"
 #include "e2e/test_configs.h"
@@ -20,7 +21,12 @@ namespace {
 
 constexpr int64_t kPages = 64, kTokens = kPages * kPageSize;
 
-// A model with a cache of one sequence.
+struct Token {
+  int32_t id = 0, position = 0;
+  int32_t sequence = 0;  // of two, in order; neighbours of one follow one another
+};
+
+// A model with a cache of one sequence, or of two of half as many tokens.
 class OnGpu {
  public:
   OnGpu(const Checkpoint& checkpoint, CacheFormat format, bool by_operations)
@@ -37,18 +43,35 @@ class OnGpu {
     model_ = std::move(*model);
   }
 
-  // Logits of one token at this position; the sequence's pages are in reverse order.
+  // The place of a token's rows in a layer's cache: pages are in reverse order.
+  static int64_t row_of(const Token& token) {
+    return page_of(token.sequence, token.position / kPageSize) * kPageSize +
+           token.position % kPageSize;
+  }
+
   std::vector<float> logits(int32_t id, int32_t position) {
+    return logits(std::vector<Token>{{.id = id, .position = position}});
+  }
+  // Logits of a step of these tokens, one after another. The step's launches are in launches().
+  std::vector<float> logits(const std::vector<Token>& tokens) {
     const ModelConfig& config = model_->config();
     ForwardBatch batch;
-    batch.token_ids = {id};
-    batch.query_start = {0, 1};
+    batch.query_start = {0};
     batch.max_pages = static_cast<int32_t>(kPages);
-    batch.logit_rows = {0};
-    batch.positions = {position};
-    batch.context_lens = {position};
-    for (int32_t page = 0; page < kPages; ++page) {
-      batch.block_tables.push_back(static_cast<int32_t>(kPages) - 1 - page);
+    for (const Token& token : tokens) {
+      if (std::ssize(batch.context_lens) == token.sequence) {
+        batch.context_lens.push_back(token.position);
+        batch.query_start.push_back(batch.query_start.back());
+        for (int64_t page = 0; page < kPages; ++page) {
+          const bool is_there = token.sequence * kHalf + page < kPages;
+          batch.block_tables.push_back(
+              is_there ? static_cast<int32_t>(page_of(token.sequence, page)) : -1);
+        }
+      }
+      ++batch.query_start.back();
+      batch.logit_rows.push_back(static_cast<int32_t>(batch.token_ids.size()));
+      batch.token_ids.push_back(token.id);
+      batch.positions.push_back(token.position);
     }
     cuda::StepPlanner planner(
         {.heads = config.num_heads,
@@ -57,26 +80,41 @@ class OnGpu {
          .policy = {.form = AttentionForm::kAbsorbed},
          .most_keys = cuda::MhaPrefillTile::kKeys});
     cuda::StepLayout layout;
-    planner.plan(batch, 1, layout);
+    const auto rows = static_cast<int64_t>(tokens.size());
+    planner.plan(batch, rows, layout);
     const cuda::DeviceArray<std::byte> arrays(layout.memory);
     const cuda::DeviceArray<int32_t> sampled(std::vector<int32_t>{0});
-    std::vector<float> logits(static_cast<size_t>(config.vocab_size));
-    cuda::check(cudaMemset(model_->logits(), 0xFF, logits.size() * sizeof(float)), "poisoning");
+    std::vector<float> all(static_cast<size_t>(rows * model_->logits_stride()));
+    cuda::check(cudaMemset(model_->logits(), 0xFF, all.size() * sizeof(float)), "poisoning");
+    const cuda::CoResidentLog log;
     model_->forward(layout, arrays.data(), sampled.data(),
                     {row_.format, cache_.data(), kPages, kPages * row_.page_bytes()}, nullptr);
-    cuda::check(cudaMemcpy(logits.data(), model_->logits(), logits.size() * sizeof(float),
+    launches_ = log.text();
+    cuda::check(cudaMemcpy(all.data(), model_->logits(), all.size() * sizeof(float),
                            cudaMemcpyDeviceToHost),
                 "copying logits");
+    std::vector<float> logits;
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto begin = all.begin() + row * model_->logits_stride();
+      logits.insert(logits.end(), begin, begin + config.vocab_size);
+    }
     return logits;
   }
 
   std::vector<std::byte> cache() const { return cache_.to_host(); }
   const LatentLayout& row() const { return row_; }
+  bool took_one_launch() const { return launches_.find("decode_layers") != std::string::npos; }
 
  private:
+  static constexpr int64_t kHalf = kPages / 2;
+  static int64_t page_of(int64_t sequence, int64_t page) {
+    return kPages - 1 - sequence * kHalf - page;
+  }
+
   const LatentLayout row_;
   const cuda::DeviceArray<std::byte> cache_;
   std::unique_ptr<cuda::DeepSeekModel> model_;
+  std::string launches_;
 };
 
 template <typename T>
@@ -103,6 +141,12 @@ class GpuDecodeLayers : public testing::TestWithParam<Form> {
     checkpoint_ = std::move(*opened);
   }
   static int32_t id_of(int32_t i) { return (i * 7919 + 13) % 4000; }
+  static Token token(int32_t position, int32_t sequence = 0) {
+    return {id_of(position), position, sequence};
+  }
+  bool takes_two() const { return GetParam().model == "v3_eighth_layers"; }
+  // Expects that the step of these tokens writes their rows in each layer, and no other byte.
+  void expect_rows_of(OnGpu& model, const std::vector<Token>& tokens) const;
 
   Checkpoint checkpoint_;
 };
@@ -128,30 +172,76 @@ TEST_P(GpuDecodeLayers, AreNearFloat64) {
   EXPECT_GE(found[6], others[6] - 0.02);
 }
 
-// A step writes the token's row in each layer, at its position's place in the block table, and no
-// other byte. The rows and the logits at any length are tested with the operation itself
+void GpuDecodeLayers::expect_rows_of(OnGpu& model, const std::vector<Token>& tokens) const {
+  const std::vector<std::byte> before = model.cache();
+  for (const float logit : model.logits(tokens)) ASSERT_TRUE(std::isfinite(logit));
+  EXPECT_TRUE(model.took_one_launch());
+  const std::vector<std::byte> after = model.cache();
+  std::vector<int64_t> expected, found;
+  for (int64_t layer = 0; layer < checkpoint_.config().num_layers; ++layer) {
+    for (const Token& token : tokens) expected.push_back(layer * kTokens + OnGpu::row_of(token));
+  }
+  const int64_t row_bytes = model.row().row_bytes();
+  for (int64_t at = 0; at < std::ssize(after); at += row_bytes) {
+    const auto first = after.begin() + at;
+    if (!std::equal(first, first + row_bytes, before.begin() + at)) {
+      found.push_back(at / row_bytes);
+    }
+  }
+  std::ranges::sort(expected);
+  EXPECT_EQ(found, expected) << tokens[0].position;
+}
+
+// A step writes the tokens' rows in each layer, at their positions' places in the block tables, and
+// no other byte. The rows and the logits at any length are tested with the operation itself
 // (ops/decode_layers/decode_layers_cuda_test.cc): here a rounding difference makes random weights
 // choose other experts, and no bound per token would hold.
 TEST_P(GpuDecodeLayers, WriteTheTokensRowsAlone) {
   OnGpu model(checkpoint_, GetParam().format, false);
-  const int64_t layers = checkpoint_.config().num_layers, row_bytes = model.row().row_bytes();
-  std::vector<std::byte> before = model.cache();
   for (const int32_t position : {0, 1, 63, 64, 1023, 1024, 3001, 4095}) {
-    for (const float logit : model.logits(id_of(position), position)) {
-      ASSERT_TRUE(std::isfinite(logit)) << position;
+    expect_rows_of(model, {token(position)});
+  }
+}
+
+TEST_P(GpuDecodeLayers, WriteTwoTokensRowsAlone) {
+  if (!takes_two()) GTEST_SKIP() << "V2-Lite's launch takes one token";
+  OnGpu model(checkpoint_, GetParam().format, false);
+  for (const int32_t position : {0, 62, 63, 1024, 4094}) {
+    expect_rows_of(model, {token(position), token(position + 1)});
+  }
+  for (const auto& [first, second] : {std::pair{0, 2047}, {2047, 0}, {64, 1023}}) {
+    expect_rows_of(model, {token(first, 0), token(second, 1)});
+  }
+}
+
+// Neighbours of one sequence, and tokens of two sequences with the same text: all are as near to
+// float64 as one by one, and of equal tokens both have the same bits.
+TEST_P(GpuDecodeLayers, TwoTokensAreNearFloat64) {
+  if (!takes_two()) GTEST_SKIP() << "V2-Lite's launch takes one token";
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < 12; ++i) ids.push_back(id_of(i));
+  const std::vector<double> expected = Float64Model(checkpoint_).logits(ids);
+  const auto vocab = static_cast<size_t>(checkpoint_.config().vocab_size);
+  OnGpu single(checkpoint_, GetParam().format, false),
+      neighbours(checkpoint_, GetParam().format, false),
+      sequences(checkpoint_, GetParam().format, false);
+  for (int32_t i = 0; i < 12; i += 2) {
+    const std::vector<float> both = neighbours.logits({token(i), token(i + 1)});
+    for (int32_t j = i; j < i + 2; ++j) {
+      const double* const at = expected.data() + static_cast<size_t>(j) * vocab;
+      const auto begin = both.begin() + static_cast<std::ptrdiff_t>(vocab) * (j - i);
+      const std::vector<float> one = single.logits(id_of(j), j),
+                               two = sequences.logits({token(j, 0), token(j, 1)});
+      const auto middle = two.begin() + std::ssize(one);
+      const std::vector<float> of_two(two.begin(), middle);
+      const double alone = cosine(one, at), with_other = cosine(of_two, at),
+                   beside = cosine({begin, begin + static_cast<std::ptrdiff_t>(vocab)}, at);
+      std::printf("token %d: cosine %.6f alone, %.6f beside its neighbour, %.6f beside another\n",
+                  j, alone, beside, with_other);
+      EXPECT_GE(beside, alone - 0.02);
+      EXPECT_GE(with_other, alone - 0.02);
+      EXPECT_EQ(std::vector<float>(middle, two.end()), of_two) << j;
     }
-    const std::vector<std::byte> after = model.cache();
-    std::vector<int64_t> expected, found;
-    const int64_t row = (kPages - 1 - position / kPageSize) * kPageSize + position % kPageSize;
-    for (int64_t layer = 0; layer < layers; ++layer) expected.push_back(layer * kTokens + row);
-    for (int64_t at = 0; at < std::ssize(after); at += row_bytes) {
-      const auto first = after.begin() + at;
-      if (!std::equal(first, first + row_bytes, before.begin() + at)) {
-        found.push_back(at / row_bytes);
-      }
-    }
-    EXPECT_EQ(found, expected) << position;
-    before = after;
   }
 }
 
@@ -163,6 +253,14 @@ TEST_P(GpuDecodeLayers, GiveTheSameBitsAgain) {
     model.logits(id_of(i), 1500);
     EXPECT_EQ(model.logits(17, 1500), first) << i;
   }
+  if (!takes_two()) return;
+  const std::vector<Token> two = {{17, 1500}, {18, 1501}};
+  const std::vector<float> of_two = model.logits(two);
+  for (int i = 0; i < 20; ++i) {
+    model.logits({{id_of(i), 1500, 0}, {id_of(i), 100 * i, 1}});
+    model.logits(id_of(i), 1501);
+    EXPECT_EQ(model.logits(two), of_two) << i;
+  }
 }
 
 // Short cases for sanitizers, which are slow.
@@ -173,6 +271,13 @@ TEST_P(GpuDecodeLayersShort, OneToken) {
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   OnGpu model(*checkpoint, GetParam().format, false);
   for (const float logit : model.logits(17, 200)) EXPECT_TRUE(std::isfinite(logit));
+}
+
+TEST_P(GpuDecodeLayersShort, TwoTokens) {
+  auto checkpoint = open_test_config(GetParam().model);
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
+  OnGpu model(*checkpoint, GetParam().format, false);
+  for (const float logit : model.logits({{17, 200}, {18, 201}})) EXPECT_TRUE(std::isfinite(logit));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuDecodeLayersShort,

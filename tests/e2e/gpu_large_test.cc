@@ -145,26 +145,30 @@ void expect_same_rows(const std::vector<std::vector<SampledToken>>& actual,
   }
 }
 
-// A TP8 slice of V3, whose one-row step has a graph for up to 4,096 keys and one for more: replays
-// across that length equal the separate launches.
+// A TP8 slice of V3, whose steps of one row and of two have a graph for up to 4,096 keys and one
+// for more: replays across that length equal the separate launches.
 TEST(GpuLargeGraphs, ReplayAcross4096Keys) {
   const auto checkpoint = open_test_config("v3_eighth_layers");
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   std::mt19937 random(34);
-  Text text{{}, {2048, 2035, 1}};  // prefill chunks, then decode from 4,083 on
+  Text text{{}, {1024, 1024, 1024, 1011, 1}};  // prefill chunks, then decode from 4,083 on
   for (int i = 0; i < 4110; ++i) text.ids.push_back(static_cast<int32_t>(3 + random() % 4000));
-  std::vector<std::vector<SampledToken>> replayed;
-  for (const bool graphs : {true, false}) {
-    GpuRunnerOptions options = gpu_options();
-    options.max_model_len = 8192;
-    options.max_total_tokens = 8192;
-    options.max_num_seqs = 4;
-    options.graphs = graphs;
-    const auto found = run(*on_gpu(options, *checkpoint), {text});
-    if (graphs) {
-      replayed = found;
-    } else {
-      expect_same_rows(replayed, found);
+  Text shorter{{text.ids.begin() + 1000, text.ids.end()}, {900, 900, 700, 583, 1}};
+  for (const std::vector<Text>& texts : {std::vector<Text>{text}, {text, shorter}}) {
+    SCOPED_TRACE(texts.size());
+    std::vector<std::vector<SampledToken>> replayed;
+    for (const bool graphs : {true, false}) {
+      GpuRunnerOptions options = gpu_options();
+      options.max_model_len = 8192;
+      options.max_total_tokens = 16384;
+      options.max_num_seqs = 4;
+      options.graphs = graphs;
+      const auto found = run(*on_gpu(options, *checkpoint), texts);
+      if (graphs) {
+        replayed = found;
+      } else {
+        expect_same_rows(replayed, found);
+      }
     }
   }
 }

@@ -18,7 +18,9 @@ enum class PlantedFault {
   kWrongLayerScale,  // W_o's scales are those of the rows 128 before
   kExtraRow,         // the cache row is written to the neighbouring slot too
   // Those of V3's shape alone.
-  kDroppedPeer,  // sums over ranks lack the last rank's part
+  kDroppedPeer,       // sums over ranks lack the last rank's part
+  kSharedExpertOnce,  // an expert that both tokens choose adds to the first one alone
+  kHiddenNeighbour,   // the second of two neighbours does not see the first
   // Those of V2-Lite's shape alone.
   kSkippedKeyHandoff,   // the new cache row does not wait for the other CTAs' rows of W_kv_a
   kHalfLogit,           // a logit is the first half of its columns' alone

@@ -20,10 +20,14 @@ int64_t decode_layers_exchange_bytes(DecodeLayersKind kind) {
 void decode_layers(const DecodeLayersArguments& arguments, GpuStream stream) {
   const PeerRank& peers = arguments.peers;
   FATHOM_CHECK(peers.ranks == 1 || (arguments.kind == DecodeLayersKind::kV3Eighth &&
-                                    arguments.delta_in == nullptr && peers.rows >= 1 &&
+                                    arguments.delta_in == nullptr && peers.rows >= arguments.rows &&
                                     peers.row_packets * kPacketValues >= V3Eighth::kHidden),
-               "decode_layers over {} ranks: inboxes of {} rows of {} packets", peers.ranks,
-               peers.rows, peers.row_packets);
+               "decode_layers of {} tokens over {} ranks: inboxes of {} rows of {} packets",
+               arguments.rows, peers.ranks, peers.rows, peers.row_packets);
+  FATHOM_CHECK(arguments.rows >= 1 && arguments.rows <= most_decode_layers_rows(arguments.kind) &&
+                   (arguments.rows == 1 || arguments.table_starts != nullptr),
+               "decode_layers takes up to {} tokens of this shape, with their tables' places; {}",
+               most_decode_layers_rows(arguments.kind), arguments.rows);
   switch (arguments.kind) {
     case DecodeLayersKind::kV3Eighth:
       return launch_v3_eighth(arguments, stream);

@@ -1,13 +1,14 @@
-// One token through several MoE layers in a single launch on a Hopper GPU: norm, attention over the
-// latent cache, norm, router, experts, and again, for the weights of one TP8 rank of DeepSeek-V3
-// (16 heads, a TP8 slice of each expert's intermediate columns), and for DeepSeek-V2-Lite.
+// One token, or two, through several MoE layers in a single launch on a Hopper GPU: norm, attention
+// over the latent cache, norm, router, experts, and again, for the weights of one TP8 rank of
+// DeepSeek-V3 (16 heads, a TP8 slice of each expert's intermediate columns; one or two tokens), and
+// for DeepSeek-V2-Lite (one token).
 //
 // For each layer
 //
 //   residual += delta;  x = norm(residual);  delta = W_o attention(x)
 //   residual += delta;  x = norm(residual);  delta = experts(x)
 //
-// and the token's row is written to the layer's cache. Weights are e4m3 with block-wise 128 x 128
+// and each token's row is written to the layer's cache. Weights are e4m3 with block-wise 128 x 128
 // scales, or bf16 (V2-Lite), the router's always bf16. GEMV inputs beside e4m3 are f16 (scaled by a
 // power of two for each 128 columns where they are not a norm's result), not e4m3; beside bf16 they
 // are bf16. Values passed between CTAs are rounded to bf16, as they are between launches.
@@ -57,28 +58,34 @@ struct DecodeLayersArguments {
   DecodeLayersKind kind = DecodeLayersKind::kNone;  // which shape; not kNone
   const DecodeLayer* layers = nullptr;              // [num_layers]
   int32_t num_layers = 0;
-  // [hidden]. On return it lacks the last layer's experts, which are in delta_out.
+  // Tokens, at most most_decode_layers_rows(kind): of one sequence each, or neighbours of one.
+  int32_t rows = 1;
+  // [rows, hidden]. On return it lacks the last layer's experts, which are in delta_out.
   float* residual = nullptr;
-  const void* delta_in = nullptr;  // [hidden] bf16: added first
-  void* delta_out = nullptr;       // [hidden] bf16: the last layer's experts
+  const void* delta_in = nullptr;  // [rows, hidden] bf16: added first
+  void* delta_out = nullptr;       // [rows, hidden] bf16: the last layer's experts
   float eps = 0, inner_eps = 0;    // inner_eps: norms of q_a and kv_a
   const float* cos_sin = nullptr;  // [max_position, rope / 2, 2]
-  // Position of the token, at most most_decode_layers_tokens(kind) - 1: keys before it lie in the
-  // cache.
-  const int32_t* position = nullptr;
-  const int64_t* slot = nullptr;         // destination of its row: page * 64 + row of the page
-  const int32_t* block_table = nullptr;  // pages of the sequence
-  std::byte* pages = nullptr;            // the first layer's, [num_pages, 64, row bytes]
-  int64_t layer_bytes = 0;               // from one layer's pages to the next one's
+  // [rows]: each token's, at most most_decode_layers_tokens(kind) - 1. Keys before it lie in the
+  // cache, but for those of the same sequence's tokens before it.
+  const int32_t* positions = nullptr;
+  const int64_t* slots =
+      nullptr;  // [rows]: destination of its cache row, page * 64 + row of the page
+  const int32_t* block_tables = nullptr;  // pages of the sequences
+  // [rows]: place in block_tables of the first page of a token's sequence, equal for tokens of one.
+  // Null: 0, with one row.
+  const int32_t* table_starts = nullptr;
+  std::byte* pages = nullptr;  // the first layer's, [num_pages, 64, row bytes]
+  int64_t layer_bytes = 0;     // from one layer's pages to the next one's
   CacheFormat format = CacheFormat::kBF16;
   float softmax_scale = 0;
   GateOptions gate;  // as in the shape
   void* exchange = nullptr;
   // With more than one rank every delta but delta_in is a rank's part of a sum, rounded to bf16.
   // The sum adds parts in the order of ranks in fp32 and is rounded to bf16. delta_in has to be
-  // null, delta_out stays a part. Takes 2 num_layers - 1 exchanges of the group's row 0, as many
-  // calls of peer_sum() would; ranks have [hidden] inboxes. kV3Eighth only; all ranks' launches
-  // have to be resident at once.
+  // null, delta_out stays a part. Takes 2 num_layers - 1 exchanges of the group's first `rows`
+  // rows, as many calls of peer_sum() would; ranks have [rows, hidden] inboxes. kV3Eighth only; all
+  // ranks' launches have to be resident at once.
   PeerRank peers = {};
   FATHOM_PLANTED_FAULT
 };

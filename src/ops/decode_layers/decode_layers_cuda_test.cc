@@ -50,8 +50,9 @@ Error error_of(const std::vector<T>& actual, const std::vector<double>& expected
 }
 
 // Keys that heads attend to: the newest ones, the first ones, those around the boundaries of warps'
-// runs and of pages, each once.
-OracleNeedles needles_for(int32_t position) {
+// runs and of pages, each once. `share` of `shares`: the heads of one of several tokens that attend
+// to the same sequence.
+OracleNeedles needles_for(int32_t position, size_t share = 0, size_t shares = 1) {
   OracleNeedles needles;
   for (const int32_t key :
        {position - 1, position - 2, position - 16, 0, 1, 15, 16, 63, 64, 127, 128, position / 2,
@@ -61,7 +62,10 @@ OracleNeedles needles_for(int32_t position) {
     needles.keys.push_back(is_new && key >= 0 && key < position ? key : -1);
   }
   needles.keys.push_back(-1);  // the last head
-  needles.far_background = position > 20;
+  for (size_t head = 0; head < needles.keys.size(); ++head) {
+    if (head % shares != share) needles.keys[head] = -1;
+  }
+  needles.far_background = position > 20 && share + 1 == shares;
   return needles;
 }
 
@@ -73,11 +77,13 @@ OracleNeedles needles_for(int32_t position) {
 struct OtherRanks {
   static constexpr int64_t kExchanges = 2 * kLayers - 1;
 
-  OtherRanks(int ranks, int own_rank, int64_t hidden)
+  OtherRanks(int ranks, int own_rank, int64_t num_rows, int64_t hidden)
       : own(own_rank),
+        rows(num_rows),
         n(hidden),
-        group(std::vector<int>(static_cast<size_t>(ranks), 0), 1, hidden, std::chrono::seconds(5)),
-        parts(ranks * kExchanges * hidden),
+        group(std::vector<int>(static_cast<size_t>(ranks), 0), rows, hidden,
+              std::chrono::seconds(5)),
+        parts(ranks * rows * kExchanges * hidden),
         received(parts.size()) {
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
   }
@@ -85,14 +91,17 @@ struct OtherRanks {
   OtherRanks(const OtherRanks&) = delete;
   OtherRanks& operator=(const OtherRanks&) = delete;
 
-  // Draws parts; returns their sums, [exchange][n].
-  std::vector<std::vector<double>> draw(std::mt19937& random) {
+  // Draws parts; returns their sums, [row][exchange][n].
+  std::vector<std::vector<std::vector<double>>> draw(std::mt19937& random) {
     const std::vector<uint16_t> bits = random_bf16(parts.size(), 0.3f, random);
     parts.copy_from(bits);
-    std::vector<std::vector<double>> sums(kExchanges, std::vector<double>(static_cast<size_t>(n)));
+    const std::vector<double> zeros(static_cast<size_t>(n));
+    std::vector<std::vector<std::vector<double>>> sums(
+        static_cast<size_t>(rows), std::vector<std::vector<double>>(kExchanges, zeros));
     for (int64_t i = 0; i < std::ssize(bits); ++i) {
-      if (i / n / kExchanges == own) continue;
-      sums[static_cast<size_t>(i / n % kExchanges)][static_cast<size_t>(i % n)] +=
+      const int64_t exchange = i / n % kExchanges, row = i / n / kExchanges % rows;
+      if (i / n / kExchanges / rows == own) continue;
+      sums[static_cast<size_t>(row)][static_cast<size_t>(exchange)][static_cast<size_t>(i % n)] +=
           from_bf16(bits[static_cast<size_t>(i)]);
     }
     return sums;
@@ -104,30 +113,36 @@ struct OtherRanks {
                          .parts = parts.data(),
                          .received = received.data(),
                          .exchanges = static_cast<int32_t>(kExchanges),
+                         .rows = static_cast<int32_t>(rows),
                          .n = static_cast<int32_t>(n)},
                         stream);
   }
   // What rank r has received of one exchange.
-  std::vector<float> received_by(int r, int64_t exchange) const {
+  std::vector<float> received_by(int r, int64_t row, int64_t exchange) const {
     const std::vector<float> all = widen(received.to_host());
-    const auto begin = all.begin() + (r * kExchanges + exchange) * n;
+    const auto begin = all.begin() + ((r * rows + row) * kExchanges + exchange) * n;
     return {begin, begin + n};
   }
 
   const int own;
-  const int64_t n;
+  const int64_t rows, n;
   PeerGroup group;
-  DeviceArray<uint16_t> parts, received;  // [ranks, exchanges, n]
+  DeviceArray<uint16_t> parts, received;  // [ranks, rows, exchanges, n]
   cudaStream_t stream = nullptr;
 };
 
-// What a launch has left.
+// What a launch has left, by token.
 struct Found {
-  std::vector<float> residual;
-  std::vector<float> delta;
-  std::vector<std::byte> cache;
-  std::vector<std::vector<std::byte>> rows;  // the token's, of each layer
+  std::vector<float> residual, delta;
+  std::vector<std::vector<std::byte>> rows;  // the token's in the cache, of each layer
 };
+
+// Tokens of a launch: each at the end of its sequence, or two neighbours of one.
+using Tokens = std::vector<OracleSequence>;
+
+bool are_neighbours(const Tokens& tokens) {
+  return tokens.size() > 1 && tokens[0].block_table == tokens[1].block_table;
+}
 
 class DecodeLayersCuda : public testing::TestWithParam<Form> {
  protected:
@@ -150,14 +165,15 @@ class DecodeLayersCuda : public testing::TestWithParam<Form> {
     device_cos_sin_ = {};
   }
 
-  OracleSequence sequence_at(int32_t position) const {
+  // number: of two sequences, which have half of the pages each.
+  OracleSequence sequence_at(int32_t position, int32_t number = 0) const {
     OracleSequence sequence;
     sequence.layout = {GetParam().format, Shape::kLatent, Shape::kRope};
     const auto pages = static_cast<int32_t>(GetParam().pages());
-    sequence.layer_bytes = (pages + 1) * sequence.layout.page_bytes();
+    sequence.layer_bytes = (2 * pages + 1) * sequence.layout.page_bytes();
     // 27 has no factor in common with the number of pages: all but the first are used once.
     for (int32_t page = 0; page < pages; ++page) {
-      sequence.block_table.push_back(page * 27 % pages + 1);
+      sequence.block_table.push_back((page + number * pages) * 27 % (2 * pages) + 1);
     }
     sequence.position = position;
     return sequence;
@@ -182,10 +198,16 @@ class DecodeLayersCuda : public testing::TestWithParam<Form> {
     return cache;
   }
 
-  Found launch(const OracleSequence& sequence, const std::vector<float>& residual,
-               const std::vector<uint16_t>& delta_in, const std::vector<std::byte>& cache,
-               const OtherRanks* others) const;
-  void compare(int32_t position, OtherRanks* others = nullptr);
+  // Rewrites the cache.
+  std::vector<Found> launch(const Tokens& tokens, const std::vector<std::vector<float>>& residuals,
+                            const std::vector<std::vector<uint16_t>>& deltas,
+                            std::vector<std::byte>& cache, const OtherRanks* others) const;
+  void compare(const Tokens& tokens, OtherRanks* others = nullptr);
+  void compare(int32_t position) { compare(Tokens{sequence_at(position)}); }
+  void compare_two(int32_t first, int32_t second) {
+    compare({sequence_at(first, 0), sequence_at(second, 1)});
+  }
+  void compare_neighbours(int32_t first) { compare({sequence_at(first), sequence_at(first + 1)}); }
 
   static std::unique_ptr<Weights> weights_;
   static DecodeLayersKind weights_of_;
@@ -200,32 +222,61 @@ DeviceArray<std::byte> DecodeLayersCuda::exchange_;
 std::vector<float> DecodeLayersCuda::cos_sin_;
 DeviceArray<float> DecodeLayersCuda::device_cos_sin_;
 
-Found DecodeLayersCuda::launch(const OracleSequence& sequence, const std::vector<float>& residual,
-                               const std::vector<uint16_t>& delta_in,
-                               const std::vector<std::byte>& cache,
-                               const OtherRanks* others) const {
+template <typename T>
+std::vector<T> joined(const std::vector<std::vector<T>>& parts) {
+  std::vector<T> all;
+  for (const std::vector<T>& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+// Part number `at` of `count` equal ones.
+std::vector<float> part_of(const std::vector<float>& all, size_t at, size_t count) {
+  const auto size = static_cast<std::ptrdiff_t>(all.size() / count);
+  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(at) * size;
+  return {begin, begin + size};
+}
+
+std::vector<Found> DecodeLayersCuda::launch(const Tokens& tokens,
+                                            const std::vector<std::vector<float>>& residuals,
+                                            const std::vector<std::vector<uint16_t>>& deltas,
+                                            std::vector<std::byte>& cache,
+                                            const OtherRanks* others) const {
   const DeviceArray<std::byte> device_cache(cache);
-  const DeviceArray<float> device_residual(residual);
-  const DeviceArray<uint16_t> device_delta(delta_in);
-  const DeviceArray<uint16_t> delta_out(std::vector<uint16_t>(residual.size(), 0x7FC0));
-  const DeviceArray<int32_t> device_position(std::vector<int32_t>{sequence.position}),
-      block_table(sequence.block_table);
-  const DeviceArray<int64_t> slot(std::vector<int64_t>{sequence.slot(sequence.position)});
+  const DeviceArray<float> residual(joined(residuals));
+  const DeviceArray<uint16_t> delta_in(joined(deltas)),
+      delta_out(std::vector<uint16_t>(static_cast<size_t>(residual.size()), 0x7FC0));
+  std::vector<int32_t> positions, tables, starts;
+  std::vector<int64_t> slots;
+  for (const OracleSequence& token : tokens) {
+    positions.push_back(token.position);
+    slots.push_back(token.slot(token.position));
+    if (starts.empty() || !are_neighbours(tokens)) {
+      starts.push_back(static_cast<int32_t>(tables.size()));
+      tables.insert(tables.end(), token.block_table.begin(), token.block_table.end());
+    } else {
+      starts.push_back(starts.back());
+    }
+  }
+  const DeviceArray<int32_t> device_positions(positions), block_tables(tables),
+      table_starts(starts);
+  const DeviceArray<int64_t> device_slots(slots);
   if (others != nullptr) others->enqueue();
   decode_layers({.kind = GetParam().kind,
                  .layers = weights_->layers(),
                  .num_layers = kLayers,
-                 .residual = device_residual.data(),
-                 .delta_in = others == nullptr ? device_delta.data() : nullptr,
+                 .rows = static_cast<int32_t>(tokens.size()),
+                 .residual = residual.data(),
+                 .delta_in = others == nullptr ? delta_in.data() : nullptr,
                  .delta_out = delta_out.data(),
                  .eps = static_cast<float>(Shape::kEps),
                  .inner_eps = static_cast<float>(Shape::kEps),
                  .cos_sin = device_cos_sin_.data(),
-                 .position = device_position.data(),
-                 .slot = slot.data(),
-                 .block_table = block_table.data(),
+                 .positions = device_positions.data(),
+                 .slots = device_slots.data(),
+                 .block_tables = block_tables.data(),
+                 .table_starts = table_starts.data(),
                  .pages = device_cache.data(),
-                 .layer_bytes = sequence.layer_bytes,
+                 .layer_bytes = tokens[0].layer_bytes,
                  .format = GetParam().format,
                  .softmax_scale = static_cast<float>(kSoftmaxScale),
                  .gate = GetParam().gate(),
@@ -233,99 +284,139 @@ Found DecodeLayersCuda::launch(const OracleSequence& sequence, const std::vector
                  .peers = others == nullptr ? PeerRank{} : others->group.rank(others->own)},
                 nullptr);
   check(cudaDeviceSynchronize(), "the layers");
-  Found found{device_residual.to_host(), widen(delta_out.to_host()), device_cache.to_host(), {}};
-  for (int64_t l = 0; l < kLayers; ++l) {
-    const auto row =
-        found.cache.begin() + static_cast<std::ptrdiff_t>(sequence.row_at(l, sequence.position));
-    found.rows.emplace_back(row, row + static_cast<std::ptrdiff_t>(sequence.layout.row_bytes()));
+  cache = device_cache.to_host();
+  const std::vector<float> residual_out = residual.to_host(), delta = widen(delta_out.to_host());
+  std::vector<Found> found;
+  for (size_t r = 0; r < tokens.size(); ++r) {
+    const OracleSequence& token = tokens[r];
+    Found& of = found.emplace_back(
+        Found{part_of(residual_out, r, tokens.size()), part_of(delta, r, tokens.size()), {}});
+    for (int64_t l = 0; l < kLayers; ++l) {
+      const auto row = cache.begin() + static_cast<std::ptrdiff_t>(token.row_at(l, token.position));
+      of.rows.emplace_back(row, row + static_cast<std::ptrdiff_t>(token.layout.row_bytes()));
+    }
   }
   return found;
 }
 
+void put_rows(const OracleSequence& token, const std::vector<std::vector<std::byte>>& rows,
+              std::vector<std::byte>& cache) {
+  for (size_t l = 0; l < rows.size(); ++l) {
+    std::ranges::copy(rows[l], cache.begin() + static_cast<std::ptrdiff_t>(token.row_at(
+                                                   static_cast<int64_t>(l), token.position)));
+  }
+}
+
 // others: the ranks that add to the layers' sums; null: none.
-void DecodeLayersCuda::compare(int32_t position, OtherRanks* others) {
-  const OracleSequence sequence = sequence_at(position);
+void DecodeLayersCuda::compare(const Tokens& tokens, OtherRanks* others) {
   const Shape shape = GetParam().shape();
   const double least_margin = GetParam().least_margin();
-  std::mt19937 random(static_cast<uint32_t>(position) + 1);
-  const std::vector<std::byte>& rows = random_rows(sequence);
+  const size_t count = tokens.size(), shares = are_neighbours(tokens) ? count : 1;
+  std::mt19937 random(static_cast<uint32_t>(tokens[0].position) + 1);
+  const std::vector<std::byte>& rows = random_rows(tokens[0]);
   const OracleNeedles no_needles{std::vector<int32_t>(Shape::kHeads, -1)};
-  std::vector<std::byte> cache;
-  std::vector<float> residual;
-  OracleResult expected;
-  Found found;
-  std::vector<double> sum;
-  std::vector<std::vector<double>> other_parts;
-  for (int draw = 0; draw < 40 && expected.margin < least_margin; ++draw) {
-    residual = random_f32(shape.hidden, 1, random);
-    const std::vector<uint16_t> delta_in = random_bf16(shape.hidden, 0.5f, random);
-    sum.assign(residual.begin(), residual.end());
-    if (others != nullptr) {
-      other_parts = others->draw(random);
-    } else {
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += from_bf16(delta_in[i]);
+  std::vector<std::byte> cache, written;
+  std::vector<OracleResult> expected(count);
+  std::vector<Found> found;
+  std::vector<std::vector<double>> sums(count);
+  std::vector<std::vector<std::vector<double>>> other_parts(count);
+  double margin = 0;
+  for (int draw = 0; draw < 40 && margin < least_margin; ++draw) {
+    std::vector<std::vector<float>> residuals;
+    std::vector<std::vector<uint16_t>> deltas;
+    if (others != nullptr) other_parts = others->draw(random);
+    for (size_t r = 0; r < count; ++r) {
+      residuals.push_back(random_f32(shape.hidden, 1, random));
+      deltas.push_back(random_bf16(shape.hidden, 0.5f, random));
+      sums[r].assign(residuals[r].begin(), residuals[r].end());
+      for (size_t i = 0; others == nullptr && i < sums[r].size(); ++i) {
+        sums[r][i] += from_bf16(deltas[r][i]);
+      }
     }
     cache = rows;
-    expected = run_oracle(shape, weights_->oracle(), sum, sequence, needles_for(position), cos_sin_,
-                          kSoftmaxScale, least_margin, cache, {}, other_parts);
-    if (expected.margin < least_margin) continue;
-    found = launch(sequence, residual, delta_in, cache, others);
-    expected = run_oracle(shape, weights_->oracle(), sum, sequence, no_needles, cos_sin_,
-                          kSoftmaxScale, least_margin, cache, found.rows, other_parts);
-  }
-  ASSERT_GE(expected.margin, least_margin) << "no token whose experts are sure";
-
-  // Compares what the layers added to the residual; the residual itself would hide errors.
-  std::vector<double> added, expected_added;
-  for (size_t i = 0; i < sum.size(); ++i) {
-    added.push_back(double{found.residual[i]} - sum[i]);
-    expected_added.push_back(expected.residual[i] - sum[i]);
-  }
-  const Error in_residual = error_of(added, expected_added),
-              in_delta = error_of(found.delta, expected.delta);
-  std::printf("%5d: residual %.4f off, %.4f at most; experts %.4f, %.4f; margin %.4f\n", position,
-              in_residual.all, in_residual.most, in_delta.all, in_delta.most, expected.margin);
-  EXPECT_LE(in_residual.all, kMostError) << position;
-  EXPECT_LE(in_residual.most, kMostErrorOfOne) << position;
-  EXPECT_LE(in_delta.all, kMostError) << position;
-  EXPECT_LE(in_delta.most, kMostErrorOfOne) << position;
-
-  for (int64_t e = 0; others != nullptr && e < OtherRanks::kExchanges; ++e) {
-    const int first = others->own == 0 ? 1 : 0;
-    const std::vector<float> received = others->received_by(first, e);
-    const Error in_part = error_of(received, expected.parts[static_cast<size_t>(e)]);
-    EXPECT_LE(in_part.all, kMostError) << position << ", exchange " << e;
-    for (int r = first + 1; r < others->group.size(); ++r) {
-      if (r == others->own) continue;
-      EXPECT_EQ(others->received_by(r, e), received) << "rank " << r;
-    }
-  }
-
-  // Each layer's cache row of the token equals the float64 row up to the format's rounding. No
-  // other byte is written.
-  std::vector<std::byte>& written = found.cache;
-  const LatentLayout& layout = sequence.layout;
-  const auto row_bytes = static_cast<std::ptrdiff_t>(layout.row_bytes());
-  const double most = layout.format == CacheFormat::kBF16   ? 0.01
-                      : layout.format == CacheFormat::kE5M2 ? 0.08
-                                                            : 0.04;
-  for (int64_t l = 0; l < kLayers; ++l) {
-    const auto at = static_cast<std::ptrdiff_t>(sequence.row_at(l, position));
-    const auto decoded = [&](const std::byte* row) {
-      std::vector<float> latent(Shape::kLatent), rope(Shape::kRope);
-      decode_row(layout, row, latent.data(), rope.data());
-      latent.insert(latent.end(), rope.begin(), rope.end());
-      return std::vector<double>(latent.begin(), latent.end());
+    // Layers of one token after another: of neighbours the second's needles change what the first
+    // has attended to, which the second time both see.
+    const auto run = [&](bool plants) {
+      margin = 1e9;
+      std::vector<std::byte> seen = cache;
+      for (size_t r = 0; r < count && margin >= least_margin; ++r) {
+        expected[r] = run_oracle(
+            shape, weights_->oracle(), sums[r], tokens[r],
+            plants ? needles_for(tokens[r].position, shares > 1 ? r : 0, shares) : no_needles,
+            cos_sin_, kSoftmaxScale, plants && shares > 1 ? 0 : least_margin, plants ? cache : seen,
+            plants ? std::vector<std::vector<std::byte>>{} : found[r].rows, other_parts[r]);
+        if (!plants || shares == 1) margin = std::min(margin, expected[r].margin);
+        if (shares > 1)
+          put_rows(tokens[r], plants ? expected[r].rows : found[r].rows, plants ? cache : seen);
+      }
     };
-    const Error in_row = error_of(decoded(found.rows[static_cast<size_t>(l)].data()),
-                                  decoded(expected.rows[static_cast<size_t>(l)].data()));
-    EXPECT_LE(in_row.all, most) << "position " << position << ", layer " << l;
-    std::copy_n(cache.begin() + at, row_bytes, written.begin() + at);
+    run(true);
+    if (margin < least_margin) continue;
+    for (const OracleSequence& token : tokens) {  // what the launch has to write
+      for (int64_t l = 0; l < kLayers; ++l) {
+        const auto at = static_cast<std::ptrdiff_t>(token.row_at(l, token.position));
+        std::copy_n(rows.begin() + at, token.layout.row_bytes(), cache.begin() + at);
+      }
+    }
+    written = cache;
+    found = launch(tokens, residuals, deltas, written, others);
+    run(false);
   }
+  ASSERT_GE(margin, least_margin) << "no tokens whose experts are sure";
+
+  for (size_t r = 0; r < count; ++r) {
+    const int32_t position = tokens[r].position;
+    SCOPED_TRACE(testing::Message() << "token " << r << " at " << position);
+    // Compares what the layers added to the residual; the residual itself would hide errors.
+    std::vector<double> added, expected_added;
+    for (size_t i = 0; i < sums[r].size(); ++i) {
+      added.push_back(double{found[r].residual[i]} - sums[r][i]);
+      expected_added.push_back(expected[r].residual[i] - sums[r][i]);
+    }
+    const Error in_residual = error_of(added, expected_added),
+                in_delta = error_of(found[r].delta, expected[r].delta);
+    std::printf("%5d: residual %.4f off, %.4f at most; experts %.4f, %.4f; margin %.4f\n", position,
+                in_residual.all, in_residual.most, in_delta.all, in_delta.most, expected[r].margin);
+    EXPECT_LE(in_residual.all, kMostError);
+    EXPECT_LE(in_residual.most, kMostErrorOfOne);
+    EXPECT_LE(in_delta.all, kMostError);
+    EXPECT_LE(in_delta.most, kMostErrorOfOne);
+
+    for (int64_t e = 0; others != nullptr && e < OtherRanks::kExchanges; ++e) {
+      const auto row = static_cast<int64_t>(r);
+      const int first = others->own == 0 ? 1 : 0;
+      const std::vector<float> received = others->received_by(first, row, e);
+      const Error in_part = error_of(received, expected[r].parts[static_cast<size_t>(e)]);
+      EXPECT_LE(in_part.all, kMostError) << "exchange " << e;
+      for (int other = first + 1; other < others->group.size(); ++other) {
+        if (other == others->own) continue;
+        EXPECT_EQ(others->received_by(other, row, e), received) << "rank " << other;
+      }
+    }
+
+    // Each layer's cache row of the token equals the float64 row up to the format's rounding.
+    const LatentLayout& layout = tokens[r].layout;
+    const double most = layout.format == CacheFormat::kBF16   ? 0.01
+                        : layout.format == CacheFormat::kE5M2 ? 0.08
+                                                              : 0.04;
+    for (size_t l = 0; l < kLayers; ++l) {
+      const auto decoded = [&](const std::byte* row) {
+        std::vector<float> latent(Shape::kLatent), rope(Shape::kRope);
+        decode_row(layout, row, latent.data(), rope.data());
+        latent.insert(latent.end(), rope.begin(), rope.end());
+        return std::vector<double>(latent.begin(), latent.end());
+      };
+      const Error in_row =
+          error_of(decoded(found[r].rows[l].data()), decoded(expected[r].rows[l].data()));
+      EXPECT_LE(in_row.all, most) << "layer " << l;
+    }
+    put_rows(tokens[r], found[r].rows, cache);
+  }
+  // No other byte is written.
   const auto [first, was] = std::mismatch(written.begin(), written.end(), cache.begin());
   EXPECT_TRUE(first == written.end())
-      << "position " << position << ": byte " << first - written.begin() << ", row "
-      << (first - written.begin()) / row_bytes << " of all layers' is another";
+      << "position " << tokens[0].position << ": byte " << first - written.begin() << ", row "
+      << (first - written.begin()) / tokens[0].layout.row_bytes() << " of all layers' is another";
 }
 
 TEST_P(DecodeLayersCuda, EqualFloat64AtAnyLength) {
@@ -340,16 +431,46 @@ TEST_P(DecodeLayersCuda, EqualFloat64AtAnyLength) {
 // A short case for sanitizers, which are slow.
 TEST_P(DecodeLayersCuda, ShortText) { compare(130); }
 
+// Two tokens, of two sequences of any lengths or neighbours of one.
+TEST_P(DecodeLayersCuda, TwoTokens) {
+  if (!GetParam().is_v3()) GTEST_SKIP() << "V2-Lite's launch takes one token";
+  for (const auto& [first, second] :
+       {std::pair{0, 1}, {17, 0}, {15, 16}, {130, 63}, {64, 1025}, {2048, 3001}, {4095, 4094}}) {
+    compare_two(first, second);
+  }
+  for (const int32_t position : {0, 1, 15, 16, 62, 63, 64, 127, 130, 1023, 3001, 4094}) {
+    compare_neighbours(position);
+  }
+}
+
+// A short case for sanitizers.
+TEST_P(DecodeLayersCuda, TwoTokensOfShortText) {
+  if (!GetParam().is_v3()) GTEST_SKIP() << "V2-Lite's launch takes one token";
+  compare_neighbours(130);
+  compare_two(17, 130);
+}
+
+// One token and two take turns: their launches have memory of their own.
+TEST_P(DecodeLayersCuda, OneTokenAndTwoInTurn) {
+  if (!GetParam().is_v3()) GTEST_SKIP() << "V2-Lite's launch takes one token";
+  compare(40);
+  compare_two(130, 17);
+  compare(130);
+  compare_neighbours(130);
+}
+
 // Sums over ranks within the launch, in several launches of one group: the layers as with the whole
 // sums, and every other rank has this rank's parts.
 TEST_P(DecodeLayersCuda, SumsOverRanks) {
   if (!GetParam().is_v3()) GTEST_SKIP() << "V2-Lite's launch meets no ranks";
   for (const auto& [ranks, own] : {std::pair{2, 1}, {4, 0}, {8, 5}}) {
-    OtherRanks others(ranks, own, GetParam().shape().hidden);
+    SCOPED_TRACE(testing::Message() << "rank " << own << " of " << ranks);
+    OtherRanks others(ranks, own, 1, GetParam().shape().hidden),
+        of_two(ranks, own, 2, GetParam().shape().hidden);
     for (const int32_t position : {130, 17, 1024}) {
-      SCOPED_TRACE(testing::Message() << "rank " << own << " of " << ranks);
-      compare(position, &others);
-      ASSERT_FALSE(others.group.stopped());
+      compare({sequence_at(position)}, &others);
+      compare({sequence_at(position), sequence_at(position + 1)}, &of_two);
+      ASSERT_FALSE(others.group.stopped() || of_two.group.stopped());
     }
   }
 }

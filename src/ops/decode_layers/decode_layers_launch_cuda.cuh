@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kAllThreads, 1)
     barrier_init(&shared.chosen, 1);
     barrier_init(&shared.pages_known, 1);
     barrier_init(&shared.input_known, 1);
-    barrier_init(&shared.query_known, kReceivers);
+    barrier_init(&shared.query_known, L::kRows * kReceivers);
     barrier_init(&shared.row_known, 1);
     for (uint32_t& turn : shared.turns) turn = 0;
     fence_barrier_init();
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kAllThreads, 1)
   }
   __syncthreads();
   if (thread >= kThreads) {
-    give_registers<kFeederRegisters>();
+    give_registers<kFeederRegisters<L::kRows>>();
     const int feeder = (thread - kThreads) / kWarp;
     if (feeder < kFeeders) {
       if (thread % kWarp == 0) Feeder(shared, a, feeder).run();
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kAllThreads, 1)
       Layers::run_aside(shared, a);
     }
   } else {
-    take_registers<kRegisters>();
+    take_registers<kRegisters<L::kRows>>();
     wait_for_earlier_launches();
     Layers(shared, a).run();
   }

@@ -1,10 +1,10 @@
 // Per-CTA layout that all shapes of decode_layers() share: shares of attention's matrices, shared
 // memory, and the packets that CTAs exchange.
 //
-// A shape's layout L (decode_layers_v3_cuda.cu, decode_layers_v2_lite_feed_cuda.cuh) adds its
-// widths and its ring: kSlots slots of kSlotBytes, of which the first kWeightBytes hold weights and
-// the rest their scales. Its feeder says how many chunks are in flight: more than saturate the
-// memory would queue there and delay the CTAs' exchange of results.
+// A shape's layout L (decode_layers_v3_cuda.cu, decode_layers_v2_lite_feed_cuda.cuh) adds the
+// number of tokens, kRows, its widths and its ring: kSlots slots of kSlotBytes, of which the first
+// kWeightBytes hold weights and the rest their scales. Its feeder says how many chunks are in
+// flight: more than saturate the memory would queue there and delay the CTAs' exchange of results.
 #pragma once
 
 #include "cache/latent_row_cuda.cuh"
@@ -16,10 +16,16 @@ namespace fathom::cuda::decode_layers_kernel {
 
 constexpr int kHeadBlocks = kBlocks / kHeads;
 constexpr int kWarps = 16, kThreads = kWarps * 32, kAllThreads = kThreads + 128;
-// Registers a thread. The total must not exceed the launch's 96 a thread.
-constexpr int kRegisters = 104, kFeederRegisters = 64;
-static_assert(kRegisters * kThreads + kFeederRegisters * 128 <= 96 * kAllThreads);
-constexpr int kPairs = kWarps / 2;  // pairs of warps that share a chunk
+// Registers a thread, of consumers and of producers. The total must not exceed the launch's 96 a
+// thread.
+template <int kRows>
+constexpr int kRegisters = kRows == 1 ? 104 : 112;
+template <int kRows>
+constexpr int kFeederRegisters = kRows == 1 ? 64 : 32;
+static_assert(kRegisters<1> * kThreads + kFeederRegisters<1> * 128 <= 96 * kAllThreads);
+static_assert(kRegisters<2> * kThreads + kFeederRegisters<2> * 128 <= 96 * kAllThreads);
+constexpr int kResidualRegisters = 14;  // a thread
+constexpr int kPairs = kWarps / 2;      // pairs of warps that share a chunk
 
 constexpr int kQueryRows = (kNope + kRope) / kHeadBlocks;
 constexpr int kAbsorbRows = kLatent / kHeadBlocks, kValueRows = kV / kHeadBlocks;
@@ -43,50 +49,81 @@ constexpr int kQueryPackets = packets(kQueryRows), kAbsorbPackets = packets(kAbs
 // Four columns and the split's log-sum-exp.
 constexpr int kPartValues = 4, kPartPackets = kLatent / kPartValues;
 
-// Packets of each kind are contiguous for each CTA. kInputPackets: of the rows of q_a and kv_a, or
-// of kv_a.
-template <int kInputPackets, int kHiddenPackets, int kActivationPackets>
+// Packets of each kind are contiguous for each CTA, and CTAs for each token. kInputPackets: of the
+// rows of q_a and kv_a, or of kv_a. Launches of other numbers of tokens have memory of their own:
+// where one finds packets the other would leave some of older epochs.
+template <int kRows, int kInputPackets, int kHiddenPackets, int kActivationPackets>
 struct Exchange {
+  static constexpr int kShares = kRows * kBlocks;
+
   uint32_t epochs[4];  // [0]: number of layers so far
-  Packet input[kBlocks][kInputPackets];
-  Packet query[kBlocks][kQueryPackets];
-  Packet absorbed[kBlocks][kAbsorbPackets];
-  Packet part[kBlocks][kPartPackets];
-  Packet value[kBlocks][kValuePackets];
-  Packet o[kBlocks][kHiddenPackets];
-  Packet logits[kBlocks];  // up to two fp32 values
-  Packet activation[kBlocks][kActivationPackets];
-  Packet down[kBlocks][kHiddenPackets];
+  Packet input[kShares][kInputPackets];
+  Packet query[kShares][kQueryPackets];
+  Packet absorbed[kShares][kAbsorbPackets];
+  Packet part[kShares][kPartPackets];
+  Packet value[kShares][kValuePackets];
+  Packet o[kShares][kHiddenPackets];
+  Packet logits[kShares];  // up to two fp32 values
+  Packet activation[kShares][kActivationPackets];
+  Packet down[kShares][kHiddenPackets];
 };
 
 // ---- shared memory
 
-constexpr int kKeyAt = 4096;  // offset in scratch: the new key from W_kv_a, until attention begins
+// Offset in scratch of the tokens' new keys from W_kv_a, until attention begins.
+constexpr int kKeyAt = 4096;
+constexpr int kMostRowBytes = LatentRow<CacheFormat::kBF16>::kBytes;  // of the cache
 
+// Shared memory of launches of several tokens alone.
+template <typename L, int kRows>
+struct SharedOfRows {
+  // Values of the residuals that threads have no registers for: each thread's own.
+  float residual[L::kHidden * kRows / kThreads - kResidualRegisters][kThreads];
+  int32_t positions[kRows], cached[kRows];  // as in the arguments; cached_tokens()
+  // The experts of all tokens, each once, are units of work; the shared one is unit 0.
+  int32_t chosen_ids[kRows][L::kChosen];
+  int32_t unit_of[kRows][L::kExperts];  // of a token's shared expert and of its chosen ones
+  int32_t place_of[kRows][1 + kRows * L::kChosen];  // the reverse; -1: not of this token
+  int32_t num_units;                                // of routed experts
+};
+template <typename L>
+struct SharedOfRows<L, 1> {};
+
+// Arrays of several tokens have them one after another.
 template <typename L>
 struct Shared {
   uint8_t ring[L::kSlots][L::kSlotBytes];
   float scratch[L::kScratch];
-  uint8_t vector[L::kHidden * 2];                        // GEMV input, 16 bits a value
-  std::byte row[LatentRow<CacheFormat::kBF16>::kBytes];  // cache row of the token
-  float sums[L::kSums];                                  // rows, or halves of rows
-  float warp_sums[kWarps];
-  float most[kWarps], total[kWarps];  // softmax state of each warp's keys
-  float x_scales[L::kMostScales];     // of the 128-column blocks of a scaled vector
-  float weights[L::kExperts];         // the shared expert's is 1
-  int32_t ids[L::kChosen];
+  uint8_t vector[L::kRows * L::kHidden * 2];  // GEMV inputs, 16 bits a value
+  std::byte row[L::kRows * kMostRowBytes];    // cache rows of the tokens
+  float sums[L::kRows * L::kSums];            // rows, or halves of rows
+  float warp_sums[L::kRows * kWarps];
+  float most[kWarps], total[kWarps];          // softmax state of each warp's keys
+  float x_scales[L::kRows * L::kMostScales];  // of the 128-column blocks of scaled vectors
+  float weights[L::kRows * L::kExperts];      // the shared expert's is 1
+  int32_t ids[L::kRows * L::kChosen];         // of routed experts, as they are read
   alignas(8) uint64_t full[L::kSlots];
   uint64_t empty[L::kSlots];
-  uint64_t chosen;                     // mbarrier: a layer's experts are chosen
-  uint64_t pages_known;                // once a launch
-  uint64_t input_known;                // V2-Lite: a layer's router can read the vector
-  uint64_t query_known;                // a layer's query, multiplied by W_UK, is in scratch
-  uint64_t row_known;                  // V2-Lite, CTAs of the newest key: a layer's row is in `row`
-  uint32_t epoch;                      // before the launch's first layer
-  uint32_t turns[L::kSlots];           // turns of each slot that have been issued
-  DecodeLayer layers[2];               // current and next
-  int32_t pages[L::kMostTokens / 64];  // page table of the sequence
+  uint64_t chosen;            // mbarrier: a layer's experts are chosen
+  uint64_t pages_known;       // once a launch
+  uint64_t input_known;       // V2-Lite: a layer's router can read the vector
+  uint64_t query_known;       // a layer's query, multiplied by W_UK, is in scratch
+  uint64_t row_known;         // V2-Lite, CTAs of the newest key: a layer's row is in `row`
+  uint32_t epoch;             // before the launch's first layer
+  uint32_t turns[L::kSlots];  // turns of each slot that have been issued
+  DecodeLayer layers[2];      // current and next
+  int32_t pages[L::kRows * (L::kMostTokens / 64)];  // page tables of the tokens' sequences
+  SharedOfRows<L, L::kRows> of_rows;
 };
+
+// Tokens of the row's sequence that lie in the cache when the launch begins.
+template <int kRows>
+__device__ inline int cached_tokens(const DecodeLayersArguments& a, int row) {
+  if constexpr (kRows > 1) {
+    while (row > 0 && a.table_starts[row] == a.table_starts[row - 1]) --row;
+  }
+  return a.positions[row];
+}
 
 // Waits for the launch's chunk number `sequence`.
 template <typename L>
@@ -100,7 +137,7 @@ __device__ inline const uint8_t* wait_for_chunk(Shared<L>& shared, unsigned sequ
   return shared.ring[slot];
 }
 
-constexpr int kReceivers = kHeadBlocks * kAbsorbPackets;  // threads that receive the query
+constexpr int kReceivers = kHeadBlocks * kAbsorbPackets;  // threads that receive a query
 
 constexpr int kConsumers = 1, kSomeConsumers = 2;  // named barriers
 __device__ inline void sync_consumers() { named_barrier(kConsumers, kThreads); }

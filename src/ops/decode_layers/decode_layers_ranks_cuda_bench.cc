@@ -1,7 +1,7 @@
-// A layer of DeepSeek-V3's TP8 slice for one token in decode_layers() with its sums over ranks,
-// whose other ranks are a stand-in on the same device: what the sums cost where links cost nothing.
-// Time of a launch of 30 layers less that of one of 6, over 24; medians of 21, three times in
-// turns.
+// A layer of DeepSeek-V3's TP8 slice for one token and for two in decode_layers() with its sums
+// over ranks, whose other ranks are a stand-in on the same device: what the sums cost where links
+// cost nothing. Two tokens are of two sequences, or neighbours of one. Time of a launch of 30
+// layers less that of one of 6, over 24; medians of 21, three times in turns.
 //
 //   decode_layers_ranks_cuda_bench [--json]
 #include <algorithm>
@@ -22,9 +22,12 @@ using namespace decode_layers_trial;
 
 constexpr int kReplays = 21, kWarm = 3, kFew = 6, kMany = 30;
 constexpr int32_t kPosition = 1024;
-constexpr int64_t kPages = kPosition / 64 + 1, kHidden = 7168;
-// Bytes of a layer's weights, docs/kernels/decode_layers.md.
-constexpr double kLayerBytes = 90e6;
+constexpr int64_t kPages = (kPosition + 1) / 64 + 1, kHidden = 7168, kMostTokens = 2;
+// Bytes of a layer's weights, docs/kernels/decode_layers.md, and of what a second token's experts
+// add if it shares none.
+constexpr double kLayerBytes = 90e6, kMoreBytes = 44e6;
+
+enum class Tokens { kOne, kTwo, kNeighbours };
 
 [[maybe_unused]] const int kLoading = setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 
@@ -54,27 +57,32 @@ class Bench {
   Bench& operator=(const Bench&) = delete;
 
   // us a layer.
-  double measure(int ranks) {
-    PeerGroup group(std::vector<int>(static_cast<size_t>(ranks), 0), 1, kHidden,
+  double measure(Tokens tokens, int ranks) {
+    const int rows = tokens == Tokens::kOne ? 1 : 2;
+    PeerGroup group(std::vector<int>(static_cast<size_t>(ranks), 0), rows, kHidden,
                     std::chrono::seconds(5));
-    const double us = (median(group, kMany) - median(group, kFew)) / (kMany - kFew);
+    position_.copy_from({kPosition, kPosition + (tokens == Tokens::kNeighbours ? 1 : 0)});
+    slot_.copy_from({kPosition, kPosition + (tokens == Tokens::kNeighbours ? 1 : kPages * 64)});
+    starts_.copy_from({0, tokens == Tokens::kNeighbours ? 0 : static_cast<int32_t>(kPages)});
+    const double us = (median(group, rows, kMany) - median(group, rows, kFew)) / (kMany - kFew);
     if (group.stopped()) throw std::runtime_error("a rank did not come");
     return us;
   }
 
  private:
-  double median(const PeerGroup& group, int layers) {
+  double median(const PeerGroup& group, int rows, int layers) {
     std::vector<double> times;
     for (int replay = -kWarm; replay < kReplays; ++replay) {
       if (group.size() > 1) {
         enqueue_other_ranks({.peers = group.rank(0),
                              .parts = parts_.data(),
                              .exchanges = 2 * layers - 1,
+                             .rows = rows,
                              .n = kHidden},
                             others_);
       }
       const auto begin = std::chrono::steady_clock::now();
-      decode_layers(arguments(group, layers), own_);
+      decode_layers(arguments(group, rows, layers), own_);
       check(cudaStreamSynchronize(own_), "the layers");
       const std::chrono::duration<double, std::micro> took =
           std::chrono::steady_clock::now() - begin;
@@ -85,20 +93,22 @@ class Bench {
     return times[kReplays / 2];
   }
 
-  DecodeLayersArguments arguments(const PeerGroup& group, int layers) const {
+  DecodeLayersArguments arguments(const PeerGroup& group, int rows, int layers) const {
     return {.kind = kForm.kind,
             .layers = layers_.data(),
             .num_layers = layers,
+            .rows = rows,
             .residual = residual_.data(),
             .delta_out = delta_.data(),
             .eps = static_cast<float>(Shape::kEps),
             .inner_eps = static_cast<float>(Shape::kEps),
             .cos_sin = cos_sin_.data(),
-            .position = position_.data(),
-            .slot = slot_.data(),
-            .block_table = table_.data(),
+            .positions = position_.data(),
+            .slots = slot_.data(),
+            .block_tables = table_.data(),
+            .table_starts = starts_.data(),
             .pages = cache_.data(),
-            .layer_bytes = kPages * kPageSize * kLayout.row_bytes(),
+            .layer_bytes = kMostTokens * kPages * kPageSize * kLayout.row_bytes(),
             .format = kForm.format,
             .softmax_scale = static_cast<float>(kSoftmaxScale),
             .gate = kForm.gate(),
@@ -108,7 +118,7 @@ class Bench {
 
   static std::vector<int32_t> first_pages() {
     std::vector<int32_t> pages;
-    for (int32_t page = 0; page < kPages; ++page) pages.push_back(page);
+    for (int32_t page = 0; page < kMostTokens * kPages; ++page) pages.push_back(page);
     return pages;
   }
 
@@ -118,28 +128,42 @@ class Bench {
   DeviceArray<DecodeLayer> layers_;
   const DeviceArray<std::byte> exchange_{
       std::vector<std::byte>(static_cast<size_t>(decode_layers_exchange_bytes(kForm.kind)))};
-  const DeviceArray<std::byte> cache_{kMany * kPages * kPageSize * kLayout.row_bytes()};
-  DeviceArray<float> residual_{kHidden};
-  DeviceArray<uint16_t> delta_{kHidden}, parts_{int64_t{kMostPeers} * 2 * kMany * kHidden};
+  const DeviceArray<std::byte> cache_{kMany * kMostTokens * kPages * kPageSize *
+                                      kLayout.row_bytes()};
+  DeviceArray<float> residual_{kMostTokens * kHidden};
+  DeviceArray<uint16_t> delta_{kMostTokens * kHidden},
+      parts_{int64_t{kMostPeers} * kMostTokens * 2 * kMany * kHidden};
   const DeviceArray<float> cos_sin_{
       tabulate(make_rope_table(Shape::kRope, 10000, std::nullopt), kPages* kPageSize)};
-  const DeviceArray<int32_t> position_{std::vector<int32_t>{kPosition}}, table_{first_pages()};
-  const DeviceArray<int64_t> slot_{std::vector<int64_t>{kPosition}};
+  DeviceArray<int32_t> position_{kMostTokens}, starts_{kMostTokens};
+  const DeviceArray<int32_t> table_{first_pages()};
+  DeviceArray<int64_t> slot_{kMostTokens};
   cudaStream_t own_ = nullptr, others_ = nullptr;
 };
 
 int run(int argc, char** argv) {
   BenchTable table(argc, argv);
   Bench bench;
-  const std::vector<int> ranks = {1, 2, 4, 8};
-  std::vector<std::vector<double>> times(ranks.size());
-  for (int turn = 0; turn < 3; ++turn) {
-    for (size_t i = 0; i < ranks.size(); ++i) times[i].push_back(bench.measure(ranks[i]));
-  }
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    std::sort(times[i].begin(), times[i].end());
-    table.add("decode_layers, " + std::to_string(ranks[i]) + (i == 0 ? " rank" : " ranks"),
-              "1 x " + std::to_string(kPosition) + " keys", times[i][1], kLayerBytes);
+  const struct {
+    Tokens tokens;
+    const char* name;
+    double bytes;
+  } kinds[] = {{Tokens::kOne, "decode_layers", kLayerBytes},
+               {Tokens::kTwo, "decode_layers, two tokens", kLayerBytes + kMoreBytes},
+               {Tokens::kNeighbours, "decode_layers, neighbours", kLayerBytes + kMoreBytes}};
+  for (const auto& [tokens, name, bytes] : kinds) {
+    const std::vector<int> ranks = {1, 2, 4, 8};
+    std::vector<std::vector<double>> times(ranks.size());
+    for (int turn = 0; turn < 3; ++turn) {
+      for (size_t i = 0; i < ranks.size(); ++i) {
+        times[i].push_back(bench.measure(tokens, ranks[i]));
+      }
+    }
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      std::sort(times[i].begin(), times[i].end());
+      table.add(std::string(name) + ", " + std::to_string(ranks[i]) + (i == 0 ? " rank" : " ranks"),
+                "1 x " + std::to_string(kPosition) + " keys", times[i][1], bytes);
+    }
   }
   return 0;
 }

@@ -25,11 +25,14 @@ __device__ inline Pair multiply_step_bf16(const uint8_t* weights, const uint4& x
 }
 
 // A shape's class, Derived, has
-//   half_layer(l, is_attention)    from the normed vector to the rows of o or of down
-//   hidden_row(row, is_attention)  the sum of such a row
+//   half_layer(l, is_attention)    from the normed vectors to the rows of o or of down
+//   hidden_row(row, is_attention)  the sum of such a row, of the current token
 //   wait_for_new_key(l)            until the newest key's cache row is in shared memory
 //   run_aside(shared, arguments)   what a producer warp does beside the consumers (static)
 //   kMeetsRanks                    whether the rows of o and of down are parts of sums over ranks
+//
+// What reads weights reads them once for all tokens. For the rest each token has a share of the
+// warps, so that two tokens take as many steps as one: norms, attention, packets.
 template <typename Row, typename L, typename Derived>
 class Steps {
  public:
@@ -46,11 +49,19 @@ class Steps {
     const uint32_t before = *static_cast<volatile uint32_t*>(exchange_.epochs);
     uint32_t sums_before = 0;
     if constexpr (Derived::kMeetsRanks) {
-      sums_before = *static_cast<volatile uint32_t*>(a_.peers.epochs);
+      sums_before = static_cast<volatile uint32_t*>(a_.peers.epochs)[row()];
     }
-    position_ = *a_.position;
-    for (int page = thread_; page * kPage < position_; page += kThreads) {
-      shared_.pages[page] = a_.block_table[page];
+    const int cached = cached_tokens<kRows>(a_, row());
+    if constexpr (kRows == 1) {
+      cached_ = cached;
+    } else if (token_thread() == 0) {
+      shared_.of_rows.positions[row()] = a_.positions[row()];
+      shared_.of_rows.cached[row()] = cached;
+    }
+    const int32_t* table = a_.block_tables;
+    if (a_.table_starts != nullptr) table += a_.table_starts[row()];
+    for (int page = token_thread(); page * kPage < cached; page += kTokenThreads) {
+      shared_.pages[row() * (L::kMostTokens / kPage) + page] = table[page];
     }
     if (thread_ == 0) shared_.epoch = before;
     sync_consumers();
@@ -68,8 +79,8 @@ class Steps {
       if (is_attention) fetch_next_layer(l);
       self.half_layer(l, is_attention);
       if (half + 1 < 2 * a_.num_layers) {
-        Packet* const to = (is_attention ? exchange_.o : exchange_.down)[block_];
-        const auto row_sum = [&](int row) { return self.hidden_row(row, is_attention); };
+        Packet* const to = (is_attention ? exchange_.o : exchange_.down)[share()];
+        const auto row_sum = [&](int i) { return self.hidden_row(i, is_attention); };
         if constexpr (Derived::kMeetsRanks) {
           put_sums<L::kHiddenRows>(to, sums_before + static_cast<uint32_t>(half) + 1, row_sum);
         } else {
@@ -79,15 +90,51 @@ class Steps {
     }
     write_results();
     // This CTA has had packets of all others, which have read the epochs before.
-    if (block_ == 0 && thread_ == 0) {
+    if (block_ == 0 && token_thread() == 0) {
       exchange_.epochs[0] = epoch_;
       if constexpr (Derived::kMeetsRanks) {
-        a_.peers.epochs[0] = sums_before + 2 * static_cast<uint32_t>(a_.num_layers) - 1;
+        a_.peers.epochs[row()] = sums_before + 2 * static_cast<uint32_t>(a_.num_layers) - 1;
       }
     }
   }
 
  protected:
+  static constexpr int kRows = L::kRows, kTokenWarps = kWarps / kRows,
+                       kTokenThreads = kThreads / kRows;
+  static_assert(kRows == 1 || kRows == 2);
+
+  // ---- tokens
+
+  // This warp's token, and the warp's and the thread's numbers among those of the token.
+  __device__ int row() const { return kRows == 1 ? 0 : warp_ >= kTokenWarps; }
+  __device__ int token_warp() const { return kRows == 1 ? warp_ : warp_ & (kTokenWarps - 1); }
+  __device__ int token_thread() const {
+    return kRows == 1 ? thread_ : thread_ & (kTokenThreads - 1);
+  }
+  // The CTA's packets of a kind.
+  __device__ int share() const { return row() * kBlocks + block_; }
+  __device__ float* sums() const { return shared_.sums + row() * L::kSums; }
+  __device__ uint8_t* vector() const { return shared_.vector + row() * kVectorBytes; }
+  __device__ float* x_scales() const { return shared_.x_scales + row() * L::kMostScales; }
+  __device__ std::byte* cache_row() const { return shared_.row + row() * kMostRowBytes; }
+  __device__ float* new_key() const { return shared_.scratch + kKeyAt + row() * (kLatent + kRope); }
+  static constexpr int kVectorBytes = L::kHidden * 2;
+  __device__ int position() const {
+    if constexpr (kRows == 1) {
+      return cached_;
+    } else {
+      return shared_.of_rows.positions[row()];
+    }
+  }
+  // Tokens of its sequence in the cache.
+  __device__ int cached() const {
+    if constexpr (kRows == 1) {
+      return cached_;
+    } else {
+      return shared_.of_rows.cached[row()];
+    }
+  }
+
   // Values that follow from a thread's place are recomputed where they are used: kept from layer to
   // layer, they exceed the register budget and cost code to spill and reload.
   __device__ void place_thread() {
@@ -117,16 +164,16 @@ class Steps {
 
   // Sixteen f16 of the vector, starting at a multiple of 16.
   __device__ Sixteen load_x(int first) const {
-    const auto* const from = reinterpret_cast<const uint4*>(shared_.vector + first * 2);
+    const auto* const from = reinterpret_cast<const uint4*>(vector() + first * 2);
     return {from[0], from[1]};
   }
 
   // A value in the type that the weights multiply with.
   __device__ void write_value(int at, float x) const {
     if constexpr (L::kHasBf16Weights) {
-      reinterpret_cast<__nv_bfloat16*>(shared_.vector)[at] = __float2bfloat16_rn(x);
+      reinterpret_cast<__nv_bfloat16*>(vector())[at] = __float2bfloat16_rn(x);
     } else {
-      reinterpret_cast<__half*>(shared_.vector)[at] = __float2half_rn(x);
+      reinterpret_cast<__half*>(vector())[at] = __float2half_rn(x);
     }
   }
 
@@ -137,7 +184,7 @@ class Steps {
       const auto pair = [&](int i) {
         return L::kHasBf16Weights ? pack_bf16(x[i], x[i + 1]) : pack_f16(x[i], x[i + 1]);
       };
-      reinterpret_cast<uint2*>(shared_.vector)[at / 4] = make_uint2(pair(0), pair(2));
+      reinterpret_cast<uint2*>(vector())[at / 4] = make_uint2(pair(0), pair(2));
     } else {
 #pragma unroll
       for (int j = 0; j < kCount; ++j) write_value(at + j, x[j]);
@@ -149,17 +196,21 @@ class Steps {
     float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
     largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
     const F16Scale scale = f16_scale(largest);
-    reinterpret_cast<uint2*>(shared_.vector)[block * kWarp + lane_] =
+    reinterpret_cast<uint2*>(vector())[block * kWarp + lane_] =
         make_uint2(pack_f16(x[0] * scale.inverse, x[1] * scale.inverse),
                    pack_f16(x[2] * scale.inverse, x[3] * scale.inverse));
-    if (lane_ == 0) shared_.x_scales[block] = scale.scale;
+    if (lane_ == 0) x_scales()[block] = scale.scale;
   }
 
-  // Writes scratch to the vector in blocks of 128, each with its own scale.
-  __device__ void write_scaled(int blocks) const {
+  // Writes so many blocks of 128 of scratch to the vector, each with its own scale; each token's
+  // after those of the one before.
+  template <int kScaledBlocks>
+  __device__ void write_scaled() const {
+    const auto* const from =
+        reinterpret_cast<const float4*>(shared_.scratch + row() * kScaledBlocks * kScaleRow);
 #pragma unroll 1
-    for (int block = warp_; block < blocks; block += kWarps) {
-      const float4 x = reinterpret_cast<const float4*>(shared_.scratch)[block * kWarp + lane_];
+    for (int block = token_warp(); block < kScaledBlocks; block += kTokenWarps) {
+      const float4 x = from[block * kWarp + lane_];
       write_scaled_block(block, {x.x, x.y, x.z, x.w});
     }
     sync_consumers();
@@ -167,39 +218,41 @@ class Steps {
 
   // ---- packets
 
-  // Publishes value(row) for each of this CTA's kRows rows; the first warps write.
-  template <int kRows, typename Value>
+  // Publishes value(i) for each of this CTA's kCount rows; the first of the token's warps write.
+  template <int kCount, typename Value>
   __device__ void put_rows(Packet* to, const Value& value) const {
-    constexpr int kValues = packet_values(kRows), kPackets = kWarp / kValues;  // of a warp
-    const int first = warp_ * kPackets * kValues;
-    if (first >= kRows) return;
-    put_bf16<kValues>(to + warp_ * kPackets, min(kPackets, (kRows - first) / kValues), epoch_,
-                      lane_ < min(kPackets * kValues, kRows - first) ? value(first + lane_) : 0);
+    constexpr int kValues = packet_values(kCount), kPackets = kWarp / kValues;  // of a warp
+    static_assert(kCount <= kTokenWarps * kPackets * kValues);
+    const int warp = token_warp(), first = warp * kPackets * kValues;
+    if (first >= kCount) return;
+    put_bf16<kValues>(to + warp * kPackets, min(kPackets, (kCount - first) / kValues), epoch_,
+                      lane_ < min(kPackets * kValues, kCount - first) ? value(first + lane_) : 0);
   }
 
   // put_rows() for rows that are this rank's part of a sum over ranks. The CTA meets the same CTA
-  // of the other ranks, in peer_sum()'s packets of row 0 (peer_packets.cuh), adds the parts in the
-  // order of ranks, and publishes the sums to its own rank's CTAs. A lane has one packet of one
-  // rank.
-  template <int kRows, typename Value>
+  // of the other ranks, in peer_sum()'s packets of the token's row (peer_packets.cuh), adds the
+  // parts in the order of ranks, and publishes the sums to its own rank's CTAs. A lane has one
+  // packet of one rank.
+  template <int kCount, typename Value>
   __device__ void put_sums(Packet* to, uint32_t exchange, const Value& value) const {
     constexpr int kPackets = kWarp / kMostPeers, kValues = kPackets * kPacketValues;  // of a warp
-    static_assert(kRows % kValues == 0);
+    static_assert(kCount % kValues == 0 && kCount <= kTokenWarps * kValues);
     const PeerRank& peers = a_.peers;
-    const int first = warp_ * kValues, place = lane_ % kPackets, peer = lane_ / kPackets;
-    if (first >= kRows) return;
-    const float row = lane_ < kValues ? value(first + lane_) : 0;
+    const int warp = token_warp(), first = warp * kValues;
+    const int place = lane_ % kPackets, peer = lane_ / kPackets;
+    if (first >= kCount) return;
+    const float own_value = lane_ < kValues ? value(first + lane_) : 0;
     float values[kPacketValues + 1] = {};
 #pragma unroll
     for (int i = 0; i < kPacketValues; ++i) {
-      values[i] = __shfl_sync(~0u, row, place * kPacketValues + i);
+      values[i] = __shfl_sync(~0u, own_value, place * kPacketValues + i);
     }
     const Packet own = packet_of(values, exchange);
-    const int at = block_ * (kRows / kPacketValues) + warp_ * kPackets + place;
+    const int at = block_ * (kCount / kPacketValues) + warp * kPackets + place;
     const Packet* from = nullptr;
     if (peer < peers.ranks && peer != peers.rank) {
-      store_packet_of_peer(packets_of(peers, peer, peers.rank, 0, exchange) + at, own);
-      from = packets_of(peers, peers.rank, peer, 0, exchange) + at;
+      store_packet_of_peer(packets_of(peers, peer, peers.rank, row(), exchange) + at, own);
+      from = packets_of(peers, peers.rank, peer, row(), exchange) + at;
     }
     float parts[kPacketValues];
     unpack_bf16(wait_for_peer(peers, exchange, from, peer, own), parts);
@@ -215,42 +268,65 @@ class Steps {
     }
     if (lane_ >= kPackets) return;
     const Packet sums = packet_of(values, epoch_);
-    store_packet(to + warp_ * kPackets + place, sums.low, sums.high);
+    store_packet(to + warp * kPackets + place, sums.low, sums.high);
   }
 
-  // Receives kRows values from each of `blocks` CTAs into scratch at at(block, row). One packet a
-  // thread; no barrier.
-  template <int kRows, typename At>
-  __device__ void receive(const Packet* from, int blocks, const At& at) const {
-    constexpr int kValues = packet_values(kRows), kEach = packets(kRows);
-    if (thread_ < blocks * kEach) {
-      Packet packet[1];
-      wait_for_packets(packet, epoch_, [&](int) { return from + thread_; });
-      float values[kValues];
-      unpack_bf16(packet[0], values);
-      const int first = thread_ % kEach * kValues;
+  // Receives kCount values from each of kCtas CTAs, of all tokens: from(r)'s and the following
+  // packets are token r's. Value i of CTA c goes to *at(r, c, i). No barrier.
+  template <int kCount, int kCtas, typename From, typename At>
+  __device__ void receive(const From& from, const At& at) const {
+    constexpr int kValues = packet_values(kCount), kEach = packets(kCount), kOfRow = kCtas * kEach,
+                  kAll = kRows * kOfRow, kTimes = (kAll + kThreads - 1) / kThreads;
+    if (kTimes == 1 && thread_ >= kAll) return;
+    const auto number = [&](int i) { return thread_ + i * kThreads; };
+    const auto row_of = [&](int p) { return kRows == 1 ? 0 : p / kOfRow; };
+    const auto place_of = [&](int p) { return kRows == 1 ? p : p % kOfRow; };
+    Packet all[kTimes];
+    wait_for_packets(all, epoch_, [&](int i) -> const Packet* {
+      const int p = number(i);
+      return kTimes > 1 && p >= kAll ? nullptr : from(row_of(p)) + place_of(p);
+    });
 #pragma unroll
-      for (int j = 0; j < kValues; ++j) shared_.scratch[at(thread_ / kEach, first + j)] = values[j];
+    for (int i = 0; i < kTimes; ++i) {
+      const int p = number(i);
+      if (kTimes > 1 && p >= kAll) continue;
+      float values[kValues];
+      unpack_bf16(all[i], values);
+      const int cta = place_of(p) / kEach, first = place_of(p) % kEach * kValues;
+#pragma unroll
+      for (int j = 0; j < kValues; ++j) *at(row_of(p), cta, first + j) = values[j];
     }
   }
 
-  // ---- the residual: thread t holds the values of packets t, t + 512, … of it
+  // ---- the residual: a token's thread t holds the values of packets t, t + kTokenThreads, … of it
 
-  static constexpr int kOwn = kBlocks * L::kHiddenPackets / kThreads,
-                       kOwnValues = packet_values(L::kHiddenRows);
-  static_assert(kOwn * kThreads == kBlocks * L::kHiddenPackets);
-  __device__ int residual_at(int i) const { return (thread_ + i * kThreads) * kOwnValues; }
+  static constexpr int kOwn = kBlocks * L::kHiddenPackets / kTokenThreads,
+                       kOwnValues = packet_values(L::kHiddenRows),
+                       kKept = kRows == 1 ? kOwn : kResidualRegisters / kOwnValues;
+  static_assert(kOwn * kTokenThreads == kBlocks * L::kHiddenPackets);
+  __device__ int residual_at(int i) const {
+    return (token_thread() + i * kTokenThreads) * kOwnValues;
+  }
+
+  // Value j of packet i: in a register, or beyond those in shared memory.
+  __device__ float& residual(int i, int j) {
+    if constexpr (kRows > 1) {
+      if (i >= kKept) return shared_.of_rows.residual[(i - kKept) * kOwnValues + j][thread_];
+    }
+    return residual_[i][j];
+  }
 
   __device__ void load_residual() {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
 #pragma unroll
       for (int j = 0; j < kOwnValues; ++j) {
-        const int at = residual_at(i) + j;
-        residual_[i][j] = a_.residual[at];
+        const int at = row() * L::kHidden + residual_at(i) + j;
+        float value = a_.residual[at];
         if (a_.delta_in != nullptr) {
-          residual_[i][j] += __bfloat162float(static_cast<const __nv_bfloat16*>(a_.delta_in)[at]);
+          value += __bfloat162float(static_cast<const __nv_bfloat16*>(a_.delta_in)[at]);
         }
+        residual(i, j) = value;
       }
     }
   }
@@ -259,20 +335,23 @@ class Steps {
   __device__ void norm_residual(bool has_delta, bool is_attention) {
     const float* const norm = is_attention ? layer_->input_norm : layer_->post_attention_norm;
     float weights[kOwn][kOwnValues];
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
+    const auto load_weights = [&](int i) {
       if constexpr (kOwnValues == 4) {
         load_four_ahead(norm + residual_at(i), weights[i]);
       } else {
 #pragma unroll
         for (int j = 0; j < kOwnValues; ++j) weights[i][j] = load_ahead(norm + residual_at(i) + j);
       }
-    }
+    };
+    // Registers hold the weights of two packets beside what comes.
+    constexpr int kAhead = kOwn < 2 ? kOwn : 2;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) load_weights(i);
     Packet packets[kOwn] = {};
     if (has_delta) {
-      const Packet* const all = is_attention ? exchange_.down[0] : exchange_.o[0];
+      const Packet* const all = (is_attention ? exchange_.down : exchange_.o)[row() * kBlocks];
       wait_for_packets(packets, is_attention ? epoch_ - 1 : epoch_,
-                       [&](int i) { return all + thread_ + i * kThreads; });
+                       [&](int i) { return all + token_thread() + i * kTokenThreads; });
     }
     float squares = 0;
 #pragma unroll
@@ -281,41 +360,47 @@ class Steps {
       unpack_bf16(packets[i], values);
 #pragma unroll
       for (int j = 0; j < kOwnValues; ++j) {
-        residual_[i][j] += values[j];
-        squares += residual_[i][j] * residual_[i][j];
+        const float value = residual(i, j) + values[j];
+        residual(i, j) = value;
+        squares += value * value;
       }
     }
-    const float inverse = inverse_rms(sum_over_block(squares), L::kHidden, a_.eps);
+#pragma unroll
+    for (int i = kAhead; i < kOwn; ++i) load_weights(i);
+    const float inverse = inverse_rms(sum_over_token(squares), L::kHidden, a_.eps);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       float values[kOwnValues];
 #pragma unroll
       for (int j = 0; j < kOwnValues; ++j) {
-        values[j] = weights[i][j] * (residual_[i][j] * inverse);
+        values[j] = weights[i][j] * (residual(i, j) * inverse);
       }
       write_values(residual_at(i), values);
     }
     sync_consumers();
   }
 
-  // Also a barrier: all consumer threads have read the vector when it returns.
-  __device__ float sum_over_block(float x) const {
+  // Also a barrier: all consumer threads have read the vectors when it returns.
+  __device__ float sum_over_token(float x) const {
     x = warp_sum(x);
     if (lane_ == 0) shared_.warp_sums[warp_] = x;
     sync_consumers();
-    return warp_sum(lane_ < kWarps ? shared_.warp_sums[lane_] : 0);
+    return warp_sum(lane_ < kTokenWarps ? shared_.warp_sums[row() * kTokenWarps + lane_] : 0);
   }
 
-  __device__ void write_results() const {
-    if (thread_ < L::kHiddenRows) {
-      static_cast<__nv_bfloat16*>(a_.delta_out)[block_ * L::kHiddenRows + thread_] =
-          __float2bfloat16_rn(static_cast<const Derived&>(*this).hidden_row(thread_, false));
+  __device__ void write_results() {
+    if (token_thread() < L::kHiddenRows) {
+      static_cast<__nv_bfloat16*>(
+          a_.delta_out)[row() * L::kHidden + block_ * L::kHiddenRows + token_thread()] =
+          __float2bfloat16_rn(static_cast<const Derived&>(*this).hidden_row(token_thread(), false));
     }
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       if (residual_at(i) / L::kHiddenRows != block_) continue;
 #pragma unroll
-      for (int j = 0; j < kOwnValues; ++j) a_.residual[residual_at(i) + j] = residual_[i][j];
+      for (int j = 0; j < kOwnValues; ++j) {
+        a_.residual[row() * L::kHidden + residual_at(i) + j] = residual(i, j);
+      }
     }
   }
 
@@ -329,29 +414,29 @@ class Steps {
 
   // ---- attention
 
-  __device__ const float* turns() const { return a_.cos_sin + int64_t{position_} * kRope; }
+  __device__ const float* turns() const { return a_.cos_sin + int64_t{position()} * kRope; }
 
-  // Called by one warp. One CTA of each head needs the row; one CTA writes it to the cache.
-  // `known`, if not null: told when it is in shared memory.
+  // Called by one warp of the token. One CTA of each head needs the row; one CTA writes it to the
+  // cache. `known`, if not null: told when it is in shared memory.
   __device__ void write_cache_row(std::byte* pages, uint64_t* known = nullptr) const {
-    if (part_ != newest_key_part(position_)) return;
-    const float* const new_key = shared_.scratch + kKeyAt;
-    const Eight latent[2] = {load_eight(new_key + lane_ * 8),
-                             load_eight(new_key + (lane_ + kWarp) * 8)};
-    const Eight key = load_eight(new_key + kLatent + lane_ % 8 * 8);
+    if (part_ != newest_key_part(cached())) return;
+    const float* const from = new_key();
+    const Eight latent[2] = {load_eight(from + lane_ * 8), load_eight(from + (lane_ + kWarp) * 8)};
+    const Eight key = load_eight(from + kLatent + lane_ % 8 * 8);
     const Eight weight[2] = {load_eight(layer_->kv_a_norm + lane_ * 8),
                              load_eight(layer_->kv_a_norm + (lane_ + kWarp) * 8)};
-    write_latent_row<Row>(latent, key, weight, a_.inner_eps, turns(), shared_.row, lane_);
+    write_latent_row<Row>(latent, key, weight, a_.inner_eps, turns(), cache_row(), lane_);
     __syncwarp();
     if (known != nullptr && lane_ == 0) barrier_arrive(known);
     if (head_ > 0) return;
-    auto* const to = reinterpret_cast<uint4*>(pages + *a_.slot * Row::kBytes);
+    const int64_t slot = a_.slots[row()];
+    auto* const to = reinterpret_cast<uint4*>(pages + slot * Row::kBytes);
     for (int i = lane_; i < Row::kBytes / 16; i += kWarp) {
-      to[i] = reinterpret_cast<const uint4*>(shared_.row)[i];
+      to[i] = reinterpret_cast<const uint4*>(cache_row())[i];
     }
     if (FATHOM_PLANTED(a_, kExtraRow)) {
-      reinterpret_cast<uint4*>(pages + (*a_.slot ^ 1) * Row::kBytes)[lane_] =
-          reinterpret_cast<const uint4*>(shared_.row)[lane_];
+      reinterpret_cast<uint4*>(pages + (slot ^ 1) * Row::kBytes)[lane_] =
+          reinterpret_cast<const uint4*>(cache_row())[lane_];
     }
   }
 
@@ -379,10 +464,13 @@ class Steps {
   // The head's query: the rotary part stays in registers, two values a lane; the rest goes through
   // W_UK, four rows of 128 columns a warp.
   __device__ void absorb() {
-    receive<kQueryRows>(exchange_.query[head_ * kHeadBlocks], kHeadBlocks,
-                        [&](int block, int row) { return block * kQueryRows + row; });
+    receive<kQueryRows, kHeadBlocks>(
+        [&](int r) { return exchange_.query[r * kBlocks + head_ * kHeadBlocks]; },
+        [&](int r, int block, int i) {
+          return shared_.scratch + r * (kNope + kRope) + block * kQueryRows + i;
+        });
     sync_consumers();
-    const float* const query = shared_.scratch;
+    const float* const query = shared_.scratch + row() * (kNope + kRope);
     const float2 pair = *reinterpret_cast<const float2*>(query + kNope + lane_ * 2);
     const float2 turn = *reinterpret_cast<const float2*>(turns() + lane_ * 2);
     // Rounded as a separate launch would store it.
@@ -390,6 +478,7 @@ class Steps {
         pack_bf16(pair.x * turn.x - pair.y * turn.y, pair.x * turn.y + pair.y * turn.x);
     q_rope_ = {low_bf16(rotated), high_bf16(rotated)};
     if constexpr (L::kHasBf16Weights) {
+      static_assert(kRows == 1);
       // Two rows of each half of a warp's kilobyte.
       const uint4 x = narrow(load_eight(query + lane_ * 8 % kNope));
       const uint8_t* const slot = wait_for_chunk(0);
@@ -402,8 +491,8 @@ class Steps {
         sums.second += __shfl_xor_sync(~0u, sums.second, distance);
       }
       if (lane_ % 16 == 0) {
-        shared_.sums[warp_ * 4 + lane_ / 16] = sums.first;
-        shared_.sums[warp_ * 4 + 2 + lane_ / 16] = sums.second;
+        this->sums()[warp_ * 4 + lane_ / 16] = sums.first;
+        this->sums()[warp_ * 4 + 2 + lane_ / 16] = sums.second;
       }
     } else {
       float x_scale;
@@ -411,78 +500,103 @@ class Steps {
       const uint8_t* const slot = wait_for_chunk(0);
       const float scale =
           reinterpret_cast<const float*>(slot + L::kWeightBytes)[part_ * kAbsorbRows / kScaleRow];
-      float sum = multiply_step<0>(slot + warp_ * kStepBytes + lane_ * 16, x, lane_).first *
-                  (scale * x_scale);
-      if (!is_on_diagonal(lane_)) sum = 0;
 #pragma unroll
-      for (int distance = 1; distance < 8; distance *= 2) {
-        sum += __shfl_xor_sync(~0u, sum, distance);
+      for (int i = 0; i < kRows; ++i) {
+        const int four = token_warp() + i * kTokenWarps;
+        float sum = multiply_step<0>(slot + four * kStepBytes + lane_ * 16, x, lane_).first *
+                    (scale * x_scale);
+        if (!is_on_diagonal(lane_)) sum = 0;
+#pragma unroll
+        for (int distance = 1; distance < 8; distance *= 2) {
+          sum += __shfl_xor_sync(~0u, sum, distance);
+        }
+        if (lane_ % 8 == 0) sums()[four * 4 + lane_ / 8] = sum;
       }
-      if (lane_ % 8 == 0) shared_.sums[warp_ * 4 + lane_ / 8] = sum;
     }
     if (lane_ == 0) release_chunk(0, 1);
     chunks_ += 1;
     sync_consumers();
-    put_rows<kAbsorbRows>(exchange_.absorbed[block_], [&](int row) { return shared_.sums[row]; });
+    put_rows<kAbsorbRows>(exchange_.absorbed[share()], [&](int i) { return sums()[i]; });
   }
 
-  // Each warp takes one key of each run, kBatch runs at a time. The first pass has no keys: it
-  // warms the instruction cache while the query is in flight.
+  // A token's warps take one key of each run, or, of two tokens, two; kBatch keys at a time. The
+  // first pass has no keys: it warms the instruction cache while the query is in flight.
   static constexpr int kBatch = 2;
   __device__ void attend(int l) {
     Sixteen query = {};
     float query_scale = 1;
     KeySum sum;
-    constexpr int kPieces = kKeyPieces<Row, L>, kRows = kKeyRun / kPieces;
-    const int runs = key_runs_of(position_, part_);
-    // One warp of one CTA takes the newest key, after the runs.
-    const bool has_newest = warp_ == 0 && part_ == newest_key_part(position_);
+    constexpr int kPieces = kKeyPieces<Row, L>, kKeys = kKeyRun / kPieces;
+    const int cached = this->cached(), runs = key_runs_of(cached, part_);
+    // One warp of one CTA takes the newest keys, those of this step, after the runs.
+    const bool has_newest = token_warp() == 0 && part_ == newest_key_part(cached);
+    const bool is_alone = kRows == 1 || FATHOM_PLANTED(a_, kHiddenNeighbour);
+    const int newest = has_newest ? (is_alone ? 1 : position() - cached + 1) : 0;
+    const int keys = runs * kRows;  // of this warp
+    // All of a warp's keys of a run are in one piece of it.
+    const int piece = kPieces > 1 ? token_warp() * kRows / kKeys : 0;
 #pragma unroll 1
-    for (int first = -kBatch; first < runs + has_newest || first <= 0; first += kBatch) {
+    for (int first = -kBatch; first < keys + newest || first <= 0; first += kBatch) {
       if (first == 0) receive_query(l, query, query_scale);
       const std::byte* rows[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int run = first + i;
+        const int key = first + i;
         rows[i] = nullptr;
-        if (run == runs && has_newest) {
+        if (key >= keys && key < keys + newest) {
           static_cast<const Derived&>(*this).wait_for_new_key(l);
-          rows[i] = shared_.row;
+          // The last of them is the token's own.
+          rows[i] = cache_row() - (keys + newest - 1 - key) * kMostRowBytes;
         }
-        if (run < 0 || run >= runs) continue;
-        const uint8_t* const slot =
-            wait_for_chunk(run * kPieces + (kPieces > 1 ? warp_ / kRows : 0));
-        if ((run * kHeadBlocks + part_) * kKeyRun + warp_ < position_) {
-          rows[i] = reinterpret_cast<const std::byte*>(slot) + warp_ % kRows * Row::kBytes;
+        if (key < 0 || key >= keys) continue;
+        const int run = key / kRows, place = token_warp() * kRows + key % kRows;
+        const uint8_t* const slot = wait_for_chunk(chunk_of_run(run) * kPieces + piece);
+        if ((run * kHeadBlocks + part_) * kKeyRun + place < cached) {
+          rows[i] = reinterpret_cast<const std::byte*>(slot) + place % kKeys * Row::kBytes;
           if (FATHOM_PLANTED(a_, kWrongKey) &&
-              (run * kHeadBlocks + part_) * kKeyRun + warp_ == position_ - 1 && warp_ % 2 == 1) {
+              (run * kHeadBlocks + part_) * kKeyRun + place == cached - 1 && place % 2 == 1) {
             rows[i] -= Row::kBytes;
           }
         }
       }
       add_keys<Row>(rows, query, query_scale, q_rope_, lane_, sum);
       __syncwarp();
-      if (first + lane_ >= 0 && lane_ < kBatch && first + lane_ < runs) {
-        release_chunk((first + lane_) * kPieces + (kPieces > 1 ? warp_ / kRows : 0), kPieces);
+      if (first + lane_ >= 0 && lane_ < kBatch / kRows && first + lane_ < keys) {
+        release_chunk(chunk_of_run(first / kRows + lane_) * kPieces + piece, kRows * kPieces);
       }
     }
     chunks_ += runs * kPieces;
-    sync_consumers();  // all have read the query: scratch is free
+    if constexpr (kRows > 1) chunks_ += key_runs_of(other_cached(), part_) * kPieces;
+    sync_consumers();  // all have read the queries: scratch is free
     join_warps(sum);
   }
+
+  // Chunk of a run of the token's keys, in runs: the tokens' runs take turns while both have some.
+  __device__ int chunk_of_run(int run) const {
+    if constexpr (kRows == 1) {
+      return run;
+    } else {
+      const int both = min(key_runs_of(cached(), part_), key_runs_of(other_cached(), part_));
+      return run < both ? run * 2 + row() : run + both;
+    }
+  }
+  __device__ int other_cached() const { return shared_.of_rows.cached[row() ^ 1]; }
 
   // The query in the type that the keys multiply in, and the factor of the scores.
   // Warps that receive none of it do not meet: one may still make the new cache row.
   __device__ void receive_query(int l, Sixteen& query, float& scale) {
-    receive<kAbsorbRows>(exchange_.absorbed[head_ * kHeadBlocks], kHeadBlocks,
-                         [&](int block, int row) { return block * kAbsorbRows + row; });
-    if (thread_ < kReceivers) barrier_arrive(&shared_.query_known);
+    receive<kAbsorbRows, kHeadBlocks>(
+        [&](int r) { return exchange_.absorbed[r * kBlocks + head_ * kHeadBlocks]; },
+        [&](int r, int block, int i) {
+          return shared_.scratch + r * kLatent + block * kAbsorbRows + i;
+        });
+    if (thread_ < kRows * kReceivers) barrier_arrive(&shared_.query_known);
     barrier_wait(&shared_.query_known, l & 1);
+    const float* const from = shared_.scratch + row() * kLatent + lane_ * 16;
     if constexpr (Row::kIsBf16) {
-      query = {narrow(load_eight(shared_.scratch + lane_ * 16)),
-               narrow(load_eight(shared_.scratch + lane_ * 16 + 8))};
+      query = {narrow(load_eight(from)), narrow(load_eight(from + 8))};
     } else {
-      query = scaled_sixteen(shared_.scratch + lane_ * 16, scale);
+      query = scaled_sixteen(from, scale);
     }
     const float factor = a_.softmax_scale * kLog2E;  // for exp2
     scale *= factor;
@@ -492,56 +606,67 @@ class Steps {
 
   // The CTA's partial result, normalized, and its log-sum-exp.
   __device__ void join_warps(const KeySum& own) const {
-    // Sums of as many warps at a time as scratch holds.
-    constexpr int kTogether = L::kScratch / kLatent < kWarps ? kWarps / 2 : kWarps;
-    static_assert(kTogether * kLatent <= L::kScratch);
+    // Sums of as many warps of the token at a time as scratch holds.
+    constexpr int kTogether = L::kScratch / kLatent < kWarps ? kTokenWarps / 2 : kTokenWarps;
+    static_assert(kRows * kTogether * kLatent <= L::kScratch);
+    float* const scratch = shared_.scratch + row() * kTogether * kLatent;
     if (lane_ == 0) {
       shared_.most[warp_] = own.most;
       shared_.total[warp_] = own.total;
     }
-    float weight = 0, largest = 0, all = 0, sum = 0;
+    float weight = 0, largest = 0, all = 0, sums[kRows] = {};
 #pragma unroll
-    for (int first = 0; first < kWarps; first += kTogether) {
+    for (int first = 0; first < kTokenWarps; first += kTogether) {
       if (first > 0) sync_consumers();  // the sums before have been read
-      if (kTogether == kWarps || warp_ / kTogether * kTogether == first) {
-        auto* const parts = reinterpret_cast<float4*>(shared_.scratch);
+      if (kTogether == kTokenWarps || warp_ / kTogether * kTogether == first) {
+        auto* const parts = reinterpret_cast<float4*>(scratch);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          parts[(warp_ - first) * (kLatent / 4) + i * kWarp + lane_] = make_float4(
+          parts[(token_warp() - first) * (kLatent / 4) + i * kWarp + lane_] = make_float4(
               own.out[4 * i], own.out[4 * i + 1], own.out[4 * i + 2], own.out[4 * i + 3]);
         }
       }
       sync_consumers();
       if (first == 0) {
         // One lane per warp's weight.
-        const float most = lane_ < kWarps ? shared_.most[lane_] : -INFINITY;
+        const int warp = row() * kTokenWarps + lane_;
+        const float most = lane_ < kTokenWarps ? shared_.most[warp] : -INFINITY;
         largest = warp_max(most);
         weight = most == -INFINITY ? 0 : exp2_fast(most - largest);  // no key: no weight
-        all = warp_sum(lane_ < kWarps ? weight * shared_.total[lane_] : 0);
+        all = warp_sum(lane_ < kTokenWarps ? weight * shared_.total[warp] : 0);
       }
 #pragma unroll 4
       for (int i = 0; i < kTogether; ++i) {
-        sum =
-            fmaf(__shfl_sync(~0u, weight, first + i), shared_.scratch[i * kLatent + thread_], sum);
+        const float of_warp = __shfl_sync(~0u, weight, first + i);
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+          sums[k] =
+              fmaf(of_warp, scratch[i * kLatent + token_thread() + k * kTokenThreads], sums[k]);
+        }
       }
     }
-    // Four lanes have four neighbouring columns, in the order in which the splits were written.
-    static_assert(kPartValues == 4);
-    const uint32_t value = __half_as_ushort(__float2half_rn(all == 0 ? 0 : sum / all));
-    const uint32_t low = value | __shfl_down_sync(~0u, value, 1) << 16;
-    const uint32_t high = __shfl_down_sync(~0u, low, 2);
-    if (lane_ % 4 != 0) return;
-    const uint32_t lse = __float_as_uint(all == 0 ? -INFINITY : largest + log2_fast(all));
-    store_packet(&exchange_.part[block_][thread_ / 4 % kWarp * 4 + thread_ / 128],
-                 low | uint64_t{high} << 32, lse | uint64_t{epoch_} << 48);
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const int place = token_thread() + k * kTokenThreads;
+      // Four lanes have four neighbouring columns, in the order in which the splits were written.
+      static_assert(kPartValues == 4);
+      const uint32_t value = __half_as_ushort(__float2half_rn(all == 0 ? 0 : sums[k] / all));
+      const uint32_t low = value | __shfl_down_sync(~0u, value, 1) << 16;
+      const uint32_t high = __shfl_down_sync(~0u, low, 2);
+      if (lane_ % 4 != 0) continue;
+      const uint32_t lse = __float_as_uint(all == 0 ? -INFINITY : largest + log2_fast(all));
+      store_packet(&exchange_.part[share()][place / 4 % kWarp * 4 + place / 128],
+                   low | uint64_t{high} << 32, lse | uint64_t{epoch_} << 48);
+    }
   }
 
-  // Combines the splits of the head's eight CTAs and multiplies by W_UV, one row a warp.
+  // Combines the splits of the head's eight CTAs and multiplies by W_UV, one row a warp, or two.
   __device__ void values() {
-    // Four columns a thread of the first warps.
-    if (thread_ < kPartPackets) {
+    // Four columns a thread of the token's first warps.
+    const int column = token_thread();
+    if (column < kPartPackets) {
       Packet packets[kHeadBlocks];
-      const Packet* const from = exchange_.part[head_ * kHeadBlocks] + thread_;
+      const Packet* const from = exchange_.part[row() * kBlocks + head_ * kHeadBlocks] + column;
       wait_for_packets(packets, epoch_, [&](int i) { return from + i * kPartPackets; });
       const auto lse = [&](int i) {
         return __uint_as_float(static_cast<uint32_t>(packets[i].high));
@@ -563,57 +688,70 @@ class Steps {
       }
 #pragma unroll
       for (float& sum : sums) sum /= all;
-      write_values(thread_ * kPartValues, sums);
+      write_values(column * kPartValues, sums);
     }
     sync_consumers();
     const uint8_t* const slot = wait_for_chunk(0);
     static_assert(kValueRows == kWarps);
-    float value;
     if constexpr (L::kHasBf16Weights) {
+      static_assert(kRows == 1);
       // The row's two halves as two rows.
-      value = 0;
+      float value = 0;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint4 x = *reinterpret_cast<const uint4*>(shared_.vector + (i * kWarp + lane_) * 16);
+        const uint4 x = *reinterpret_cast<const uint4*>(vector() + (i * kWarp + lane_) * 16);
         value +=
             multiply_step_bf16<0>(slot + (warp_ * 2 + i) * kStepBytes + lane_ * 16, x, lane_).first;
       }
+      value = warp_sum(is_on_diagonal(lane_) ? value : 0);
+      if (lane_ == 0) shared_.sums[warp_] = value;
     } else {
       static_assert(kLatent == kStepBytes);
       const Sixteen x = load_x(lane_ * 16);
-      value = multiply_step<0>(slot + warp_ * kLatent + lane_ * 16, x, lane_).first *
-              reinterpret_cast<const float*>(slot + L::kWeightBytes)[lane_ / 8];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int row = token_warp() + i * kTokenWarps;
+        float value = multiply_step<0>(slot + row * kLatent + lane_ * 16, x, lane_).first *
+                      reinterpret_cast<const float*>(slot + L::kWeightBytes)[lane_ / 8];
+        value = warp_sum(is_on_diagonal(lane_) ? value : 0);
+        if (lane_ == 0) sums()[row] = value;
+      }
     }
-    value = warp_sum(is_on_diagonal(lane_) ? value : 0);
-    if (lane_ == 0) {
-      shared_.sums[warp_] = value;
-      release_chunk(0, 1);
-    }
+    if (lane_ == 0) release_chunk(0, 1);
     chunks_ += 1;
     sync_consumers();
-    put_rows<kValueRows>(exchange_.value[block_], [&](int row) { return shared_.sums[row]; });
+    put_rows<kValueRows>(exchange_.value[share()], [&](int i) { return sums()[i]; });
   }
 
-  // The heads' values to the vector, four columns a thread; beside e4m3 in blocks of 128, one a
+  // The heads' values to the vector, four columns a packet; beside e4m3 in blocks of 128, one a
   // warp, each with its own scale.
   __device__ void receive_values() const {
-    static_assert(packet_values(kValueRows) == 4 && kBlocks * kValuePackets == kThreads);
-    int from = thread_;
-    if (FATHOM_PLANTED(a_, kSwappedHead) && from >= kThreads - 2 * kHeadBlocks * kValuePackets) {
-      from ^= kHeadBlocks * kValuePackets;
-    }
-    Packet packet[1];
+    constexpr int kPackets = kBlocks * kValuePackets;  // of a token
+    static_assert(packet_values(kValueRows) == 4 && kPackets == kRows * kTokenThreads);
+    const auto place = [&](int i) { return token_thread() + i * kTokenThreads; };
+    const auto from = [&](int i) {
+      int p = place(i);
+      if (FATHOM_PLANTED(a_, kSwappedHead) && p >= kPackets - 2 * kHeadBlocks * kValuePackets) {
+        p ^= kHeadBlocks * kValuePackets;
+      }
+      return exchange_.value[row() * kBlocks] + p;
+    };
+    Packet packets[kRows];
     if (FATHOM_PLANTED(a_, kSkippedHandoff)) {
-      packet[0] = load_packet(exchange_.value[0] + from);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) packets[i] = load_packet(from(i));
     } else {
-      wait_for_packets(packet, epoch_, [&](int) { return exchange_.value[0] + from; });
+      wait_for_packets(packets, epoch_, from);
     }
-    if constexpr (L::kHasBf16Weights) {
-      reinterpret_cast<uint64_t*>(shared_.vector)[thread_] = packet[0].low;
-    } else {
-      float values[4];
-      unpack_bf16(packet[0], values);
-      write_scaled_block(warp_, values);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if constexpr (L::kHasBf16Weights) {
+        reinterpret_cast<uint64_t*>(vector())[place(i)] = packets[i].low;
+      } else {
+        float values[4];
+        unpack_bf16(packets[i], values);
+        write_scaled_block(place(i) / kWarp, values);
+      }
     }
     sync_consumers();
   }
@@ -623,11 +761,11 @@ class Steps {
   typename L::Exchanged& exchange_;
   int thread_, block_;
   int warp_ = 0, lane_ = 0, half_ = 0, pair_ = 0, head_ = 0, part_ = 0;
-  int position_ = 0;
+  int cached_ = 0;  // of one token: its position
   const DecodeLayer* layer_ = nullptr;
   uint32_t epoch_ = 0;
   int chunks_ = 0;  // chunks of the launch before this step's first
-  float residual_[kOwn][kOwnValues];
+  float residual_[kKept][kOwnValues];
   float2 q_rope_ = {};
 };
 

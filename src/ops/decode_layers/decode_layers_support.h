@@ -32,6 +32,7 @@ struct V3Eighth {
   // Up to this many cached tokens one launch is used. Beyond, latent_decode is faster: it reads
   // each latent row once for all heads, this kernel once a head.
   static constexpr int kMostTokens = 4096;
+  static constexpr int kMostRows = 2;  // tokens of a launch
 };
 
 struct V2Lite {
@@ -80,6 +81,12 @@ constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind) {
     default:
       return 5632;
   }
+}
+
+// Tokens that a launch takes at most.
+constexpr int64_t most_decode_layers_rows(DecodeLayersKind kind) {
+  if (kind == DecodeLayersKind::kV3Eighth) return decode_layers_kernel::V3Eighth::kMostRows;
+  return kind == DecodeLayersKind::kNone ? 0 : 1;
 }
 
 }  // namespace fathom::cuda

@@ -56,7 +56,7 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
     }
     if (is_attention) {
       absorb();
-      if (part_ == newest_key_part(position_)) make_cache_row(a_.pages + l * a_.layer_bytes);
+      if (part_ == newest_key_part(cached())) make_cache_row(a_.pages + l * a_.layer_bytes);
       attend(l);
       values();
       o();
@@ -83,6 +83,7 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
   using Base::absorb;
   using Base::attend;
   using Base::block_;
+  using Base::cached;
   using Base::chunks_;
   using Base::epoch_;
   using Base::exchange_;
@@ -90,7 +91,6 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
   using Base::lane_;
   using Base::pair_;
   using Base::part_;
-  using Base::position_;
   using Base::put_rows;
   using Base::receive_values;
   using Base::release_chunk;

@@ -13,6 +13,7 @@ __device__ constexpr int first_kv_row(int b) { return b * kKvRows / kBlocks; }
 template <bool kBf16>
 struct V2LiteLayout : V2Lite {
   static constexpr bool kHasBf16Weights = kBf16;
+  static constexpr int kRows = 1;
   static constexpr int kWeightSize = kBf16 ? 2 : 1;
   static constexpr int kExperts = kChosen + 1;           // the shared expert first
   static constexpr int kHiddenRows = kHidden / kBlocks;  // of o and of down
@@ -37,7 +38,7 @@ struct V2LiteLayout : V2Lite {
                        kDownChunks = kHiddenRows / kDownRows;
   // A packet has the activations of one chunk's rows.
   static constexpr int kActivationPackets = kSharedGateChunks + kChosen * kGateChunks;
-  using Exchanged = Exchange<1, kHiddenPackets, kActivationPackets>;
+  using Exchanged = Exchange<kRows, 1, kHiddenPackets, kActivationPackets>;
   // The experts' activations, 16 bits each, lie in scratch.
   // Experts in units of a routed one's work, of which the shared expert has two.
   static constexpr int kUnits = 2 + kChosen;

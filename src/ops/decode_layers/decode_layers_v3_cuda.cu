@@ -1,5 +1,6 @@
 // decode_layers() for an eighth of DeepSeek-V3: 16 heads with query compression, 256 experts of 256
-// columns and a shared one, weights in e4m3.
+// columns and a shared one, weights in e4m3; one token or two. Experts that both tokens choose are
+// read once.
 //
 // Steps of a layer, in each of which CTAs read what the others wrote before:
 //   q_kv_a     norm of the residual; rows of W_q_a and W_kv_a
@@ -25,63 +26,80 @@ constexpr int kQkvPackets = packets(kMostQkvRows), kQkvValues = packet_values(kM
 // Pairs of rows of q_kv_a before CTA b's.
 __device__ constexpr int first_qkv_pair(int b) { return b * kQkvPairs / kBlocks; }
 
+template <int kTokens>
 struct Layout : V3Eighth {
   static constexpr bool kHasBf16Weights = false;
+  static constexpr int kRows = kTokens;
   static constexpr int kExperts = kChosen + 1;           // the shared expert first
   static constexpr int kHiddenRows = kHidden / kBlocks;  // of o and of down
   static constexpr int kInterRows = kInter / kBlocks;    // of gate, and of up, of an expert
   static constexpr int kHiddenPackets = packets(kHiddenRows),
                        kActivationPackets = packets(kExperts * kInterRows);
-  using Exchanged = Exchange<kQkvPackets, kHiddenPackets, kActivationPackets>;
+  using Exchanged = Exchange<kRows, kQkvPackets, kHiddenPackets, kActivationPackets>;
   // A pair of warps takes one chunk.
-  static constexpr int kSlots = 10, kWeightBytes = 16384, kSlotBytes = kWeightBytes + 512;
+  static constexpr int kSlots = kRows == 1 ? 10 : 8, kWeightBytes = 16384,
+                       kSlotBytes = kWeightBytes + 512;
   static constexpr int kInFlight = 4;
-  static constexpr int kScratch = kWarps * kLatent;            // floats
-  static constexpr int kSums = 2 * kExperts * kInterRows * 2;  // rows, or halves of rows
+  static constexpr int kScratch = kWarps * kLatent;   // floats
+  static constexpr int kUnits = 1 + kRows * kChosen;  // most experts that tokens have together
+  static constexpr int kSums = 2 * kUnits * kInterRows * 2;  // rows, or halves of rows
   static constexpr int kMostScales = 32;
-};
-static_assert(Layout::kGroups == Layout::kRouted / kWarp);
-static_assert(kHeads * kV / kScaleRow <= Layout::kMostScales &&
-              Layout::kExperts * Layout::kInter / kScaleRow <= Layout::kMostScales);
-static_assert(sizeof(Shared<Layout>) <= 227 * 1024);
 
-constexpr int kQueryChunkRows = 8, kOChunkRows = 8;
-constexpr int kQueryChunks = kQueryRows / kQueryChunkRows,
-              kOChunks = Layout::kHiddenRows / kOChunkRows;
-constexpr int kRouterRowBytes = Layout::kHidden * 2;
-static_assert(2 * Layout::kHidden <= Layout::kWeightBytes &&
-              kQueryChunkRows * Layout::kQLora <= Layout::kWeightBytes);
-static_assert(kOChunkRows * kHeads * kV <= Layout::kWeightBytes &&
-              Layout::kHiddenRows * Layout::kInter <= Layout::kWeightBytes);
-static_assert(kQueryRows % kQueryChunkRows == 0 && Layout::kHiddenRows % kOChunkRows == 0);
+  static constexpr int kQueryChunkRows = 8, kOChunkRows = 8;
+  static constexpr int kQueryChunks = kQueryRows / kQueryChunkRows,
+                       kOChunks = kHiddenRows / kOChunkRows;
+  static constexpr int kRouterRowBytes = kHidden * 2;
+  static constexpr int kRouterRows = kRouted / kBlocks;
+
+  static_assert(kGroups == kRouted / kWarp);
+  static_assert(kHeads * kV / kScaleRow <= kMostScales &&
+                kExperts * kInter / kScaleRow <= kMostScales);
+  static_assert(2 * kHidden <= kWeightBytes && kQueryChunkRows * kQLora <= kWeightBytes);
+  static_assert(kOChunkRows * kHeads * kV <= kWeightBytes && kHiddenRows * kInter <= kWeightBytes);
+  static_assert(kQueryRows % kQueryChunkRows == 0 && kHiddenRows % kOChunkRows == 0);
+  static_assert(kRows * kExperts * kInter <= kScratch && kExperts * kInter <= kHidden &&
+                kKeyAt + kRows * (kLatent + kRope) <= kScratch);
+};
+static_assert(sizeof(Shared<Layout<1>>) <= 227 * 1024 && sizeof(Shared<Layout<2>>) <= 227 * 1024);
+
+// Routed experts that are read.
+template <typename L>
+__device__ inline int num_units(const Shared<L>& shared) {
+  if constexpr (L::kRows == 1) {
+    return L::kChosen;
+  } else {
+    return shared.of_rows.num_units;
+  }
+}
 
 // ---- producer threads
 
-template <typename Row>
-class Feeder : public FeederOf<Row, Layout, Feeder<Row>> {
+template <typename Row, typename L>
+class Feeder : public FeederOf<Row, L, Feeder<Row, L>> {
  public:
-  using Base = FeederOf<Row, Layout, Feeder<Row>>;
+  using Base = FeederOf<Row, L, Feeder<Row, L>>;
   using Base::Base;
   static constexpr int kSteps = 9;
 
-  __device__ static unsigned in_flight(int) { return Layout::kInFlight; }
+  __device__ static unsigned in_flight(int) { return L::kInFlight; }
 
   __device__ int count_of(int step, int l) {
     switch (step) {
       case kQkvA:
         return first_qkv_pair(block_ + 1) - first_qkv_pair(block_);
       case kQueryB:
-        return kQueryChunks;
+        return L::kQueryChunks;
       case kKeys:
         return this->count_of_keys(l);
       case kO:
-        return kOChunks;
-      case kRouter:
-        return Layout::kRouted / kBlocks;
+        return L::kOChunks;
+      case kRouterAndShared:
+        return L::kRouterRows + 2;
       case kGateUp:
-        return 2 * Layout::kExperts;
+        barrier_wait(&shared_.chosen, l & 1);
+        return 2 * num_units(shared_);
       case kDown:
-        return Layout::kExperts;
+        return 1 + num_units(shared_);
       default:
         return 1;
     }
@@ -91,10 +109,10 @@ class Feeder : public FeederOf<Row, Layout, Feeder<Row>> {
     const DecodeLayer& layer = shared_.layers[l & 1];
     switch (step) {
       case kQkvA:
-        return rows_of(layer.q_kv_a, (first_qkv_pair(block_) + i) * 2, 2, Layout::kHidden);
+        return rows_of(layer.q_kv_a, (first_qkv_pair(block_) + i) * 2, 2, L::kHidden);
       case kQueryB:
-        return rows_of(layer.q_b, (block_ * kQueryChunks + i) * kQueryChunkRows, kQueryChunkRows,
-                       Layout::kQLora);
+        return rows_of(layer.q_b, (block_ * L::kQueryChunks + i) * L::kQueryChunkRows,
+                       L::kQueryChunkRows, L::kQLora);
       case kAbsorb:  // scales of the whole head
         return {layer.uk.values, int64_t{block_} * kAbsorbRows * kNope, kAbsorbRows * kNope,
                 layer.uk.scales + block_ / kHeadBlocks * (kLatent / kScaleRow),
@@ -104,35 +122,36 @@ class Feeder : public FeederOf<Row, Layout, Feeder<Row>> {
       case kValues:
         return rows_of(layer.uv, block_ * kValueRows, kValueRows, kLatent);
       case kO: {
-        Chunk chunk =
-            rows_of(layer.o, (block_ * kOChunks + i) * kOChunkRows, kOChunkRows, kHeads * kV);
+        Chunk chunk = rows_of(layer.o, (block_ * L::kOChunks + i) * L::kOChunkRows, L::kOChunkRows,
+                              kHeads * kV);
         if (FATHOM_PLANTED(a_, kWrongLayerScale) && block_ > kBlocks / 2) {
           chunk.scales -= kHeads * kV / kScaleRow;
         }
         return chunk;
       }
-      case kRouter:
-        return {layer.router, int64_t{block_ * (Layout::kRouted / kBlocks) + i} * kRouterRowBytes,
-                kRouterRowBytes, nullptr, 0};
-      case kGateUp: {
-        if (i >= 2) barrier_wait(&shared_.chosen, l & 1);
-        const int64_t row =
-            (expert_of(i / 2) * 2 + i % 2) * Layout::kInter + block_ * Layout::kInterRows;
-        return rows_of(i < 2 ? layer.shared_gate_up : layer.gate_up, row, Layout::kInterRows,
-                       Layout::kHidden);
-      }
+      case kRouterAndShared:
+        if (i >= L::kRouterRows) return gate_up_of(layer.shared_gate_up, 0, i - L::kRouterRows);
+        return {layer.router, int64_t{block_ * L::kRouterRows + i} * L::kRouterRowBytes,
+                L::kRouterRowBytes, nullptr, 0};
+      case kGateUp:
+        return gate_up_of(layer.gate_up, shared_.ids[i / 2], i % 2);
       default:
-        return down_of(i == 0 ? layer.shared_down : layer.down, expert_of(i));
+        if (i == 0) return down_of(layer.shared_down, 0);
+        return down_of(layer.down, shared_.ids[i - 1]);
     }
   }
 
  private:
-  enum Step { kQkvA, kQueryB, kAbsorb, kKeys, kValues, kO, kRouter, kGateUp, kDown };
+  enum Step { kQkvA, kQueryB, kAbsorb, kKeys, kValues, kO, kRouterAndShared, kGateUp, kDown };
   using Base::a_;
   using Base::block_;
   using Base::shared_;
 
-  __device__ int64_t expert_of(int i) const { return i == 0 ? 0 : shared_.ids[i - 1]; }
+  // Of gate, or of up, of an expert.
+  __device__ Chunk gate_up_of(const ScaledMatrix& matrix, int64_t expert, int is_up) const {
+    return rows_of(matrix, (expert * 2 + is_up) * L::kInter + block_ * L::kInterRows, L::kInterRows,
+                   L::kHidden);
+  }
 
   // Rows that share one row of scales.
   __device__ static Chunk rows_of(const ScaledMatrix& matrix, int64_t row, int rows, int columns) {
@@ -143,46 +162,62 @@ class Feeder : public FeederOf<Row, Layout, Feeder<Row>> {
 
   // Scales of the rows' one or two blocks of 128, starting at an even block.
   __device__ Chunk down_of(const ScaledMatrix& matrix, int64_t expert) const {
-    const int first = block_ * Layout::kHiddenRows / kScaleRow / 2 * 2,
-              last = (block_ * Layout::kHiddenRows + Layout::kHiddenRows - 1) / kScaleRow;
-    return {matrix.values,
-            (expert * Layout::kHidden + block_ * Layout::kHiddenRows) * Layout::kInter,
-            Layout::kHiddenRows * Layout::kInter,
-            matrix.scales +
-                (expert * (Layout::kHidden / kScaleRow) + first) * (Layout::kInter / kScaleRow),
+    const int first = block_ * L::kHiddenRows / kScaleRow / 2 * 2,
+              last = (block_ * L::kHiddenRows + L::kHiddenRows - 1) / kScaleRow;
+    return {matrix.values, (expert * L::kHidden + block_ * L::kHiddenRows) * L::kInter,
+            L::kHiddenRows * L::kInter,
+            matrix.scales + (expert * (L::kHidden / kScaleRow) + first) * (L::kInter / kScaleRow),
             last - first < 2 ? 4 : 8};
   }
 };
 
 // ---- consumer warps
 
-template <typename Row, bool kOfRanks>
-class Layers : public Steps<Row, Layout, Layers<Row, kOfRanks>> {
+template <typename Row, typename L, bool kOfRanks>
+class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
  public:
-  using Base = Steps<Row, Layout, Layers<Row, kOfRanks>>;
+  using Base = Steps<Row, L, Layers<Row, L, kOfRanks>>;
   using Base::Base;
   static constexpr bool kMeetsRanks = kOfRanks;
 
-  __device__ static void run_aside(Shared<Layout>&, const DecodeLayersArguments&) {}
+  __device__ static void run_aside(Shared<L>&, const DecodeLayersArguments&) {}
 
   __device__ void half_layer(int l, bool is_attention) {
-    if (!is_attention) {
-      router();
-      choose();
+    if (!is_attention) router();
+    constexpr int kShared = 2;  // chunks of the shared expert's gate and up
+    if constexpr (kRows == 1) {
+      // Some warps choose while others begin with the shared expert.
+      if (!is_attention) choose();
+      products_of_hidden(is_attention ? num_qkv_chunks() : kShared + 2 * num_units(shared_), 0);
+    } else {
+      // The shared expert while logits are on their way; then all warps choose. One loop for all:
+      // instructions leave the cache between layers.
+#pragma unroll 1
+      for (int pass = is_attention ? 1 : 0; pass < 2; ++pass) {
+        const bool is_routed = !is_attention && pass == 1;
+        if (is_routed) {
+          choose();
+          sync_consumers();
+          if (warp_ == 0) make_units();
+          sync_consumers();
+        }
+        products_of_hidden(is_attention ? num_qkv_chunks()
+                           : is_routed  ? 2 * num_units(shared_)
+                                        : kShared,
+                           is_routed ? kShared : 0);
+      }
     }
-    products_of_hidden(is_attention);
     if (is_attention) {
-      put_rows<kMostQkvRows>(exchange_.input[block_], [&](int row) {
-        return shared_.sums[row * 2] + shared_.sums[row * 2 + 1];
-      });
+      put_rows<kMostQkvRows>(exchange_.input[share()],
+                             [&](int i) { return sums()[i * 2] + sums()[i * 2 + 1]; });
       q_b(a_.pages + l * a_.layer_bytes);
       absorb();
       attend(l);
       values();
       o();
     } else {
-      put_rows<Layout::kExperts * Layout::kInterRows>(exchange_.activation[block_],
-                                                      [&](int row) { return activation(row); });
+      put_rows<L::kExperts * L::kInterRows>(exchange_.activation[share()],
+                                            [&](int i) { return activation(i); });
       down();
     }
   }
@@ -190,7 +225,7 @@ class Layers : public Steps<Row, Layout, Layers<Row, kOfRanks>> {
   // absorb() has met all warps since.
   __device__ void wait_for_new_key(int) const {}
 
-  __device__ float hidden_row(int row, bool) const { return shared_.sums[row]; }
+  __device__ float hidden_row(int i, bool) const { return sums()[i]; }
 
  private:
   using Base::a_;
@@ -201,130 +236,175 @@ class Layers : public Steps<Row, Layout, Layers<Row, kOfRanks>> {
   using Base::epoch_;
   using Base::exchange_;
   using Base::half_;
+  using Base::kRows;
+  using Base::kTokenThreads;
+  using Base::kTokenWarps;
+  using Base::kVectorBytes;
   using Base::lane_;
   using Base::layer_;
   using Base::load_x;
+  using Base::new_key;
   using Base::pair_;
   using Base::put_rows;
   using Base::receive;
   using Base::receive_values;
   using Base::release_chunk;
+  using Base::row;
+  using Base::share;
   using Base::shared_;
   using Base::slot_of;
-  using Base::sum_over_block;
+  using Base::sum_over_token;
+  using Base::sums;
   using Base::thread_;
+  using Base::token_thread;
+  using Base::token_warp;
   using Base::values;
   using Base::wait_for_chunk;
   using Base::warp_;
   using Base::write_cache_row;
-  using Base::write_scaled;
   using Base::write_value;
   // ---- GEMVs
 
-  // Multiplies 512 kSteps columns of two rows, kStride bytes apart; scales: those of the columns'
-  // blocks. Every lane gets the sums.
+  // Multiplies 512 kSteps columns of two rows, kStride bytes apart, with each token's vector;
+  // vectors and their scales: the first token's; scales: those of the columns' blocks. Every lane
+  // gets the sums.
   template <int kStride, int kSteps, int kUnroll>
-  __device__ Pair two_rows(const uint8_t* weights, const float* scales, const uint8_t* vector,
-                           const float* x_scales) const {
-    Pair sums = {0, 0};
+  __device__ void two_rows(const uint8_t* weights, const float* scales, const uint8_t* vectors,
+                           const float* x_scales, Pair (&sums)[kRows]) const {
+#pragma unroll
+    for (Pair& pair : sums) pair = {0, 0};
     weights += lane_ * 16;
-    vector += lane_ * 32;
+    vectors += lane_ * 32;
     scales += lane_ / 8;
 #pragma unroll kUnroll
     for (int i = 0; i < kSteps; ++i) {
-      const auto* const x = reinterpret_cast<const uint4*>(vector + i * 2 * kStepBytes);
-      const Pair more = multiply_step<kStride>(weights + i * kStepBytes, {x[0], x[1]}, lane_);
-      float scale = scales[i * 4];
-      if (x_scales != nullptr) scale *= x_scales[i * 4 + lane_ / 8];
-      sums.first = fmaf(more.first, scale, sums.first);
-      sums.second = fmaf(more.second, scale, sums.second);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const auto* const x =
+            reinterpret_cast<const uint4*>(vectors + r * kVectorBytes + i * 2 * kStepBytes);
+        const Pair more = multiply_step<kStride>(weights + i * kStepBytes, {x[0], x[1]}, lane_);
+        float scale = scales[i * 4];
+        if (x_scales != nullptr) scale *= x_scales[r * L::kMostScales + i * 4 + lane_ / 8];
+        sums[r].first = fmaf(more.first, scale, sums[r].first);
+        sums[r].second = fmaf(more.second, scale, sums[r].second);
+      }
     }
-    if (!is_on_diagonal(lane_)) sums = {0, 0};
-    return {warp_sum(sums.first), warp_sum(sums.second)};
+#pragma unroll
+    for (Pair& pair : sums) {
+      if (!is_on_diagonal(lane_)) pair = {0, 0};
+      pair = {warp_sum(pair.first), warp_sum(pair.second)};
+    }
+  }
+
+  __device__ int num_qkv_chunks() const {
+    return first_qkv_pair(block_ + 1) - first_qkv_pair(block_);
   }
 
   // Rows of q_kv_a, or of the experts' gate and up in turn: two rows a chunk, half the columns a
-  // warp.
-  __device__ void products_of_hidden(bool is_attention) {
-    constexpr int kSteps = Layout::kHidden / 2 / kStepBytes;
-    const int count =
-        is_attention ? first_qkv_pair(block_ + 1) - first_qkv_pair(block_) : 2 * Layout::kExperts;
+  // warp. Sums of chunk i go to the place of chunk `first` + i.
+  __device__ void products_of_hidden(int count, int first) {
+    constexpr int kSteps = L::kHidden / 2 / kStepBytes;
 #pragma unroll 1
     for (int i = pair_; i < count; i += kPairs) {
       const uint8_t* const slot = wait_for_chunk(i);
-      const Pair sums = two_rows<Layout::kHidden, kSteps, kSteps>(
-          slot + half_ * (Layout::kHidden / 2),
-          reinterpret_cast<const float*>(slot + Layout::kWeightBytes) +
-              half_ * (Layout::kHidden / 2 / kScaleRow),
-          shared_.vector + half_ * Layout::kHidden, nullptr);
+      Pair sums[kRows];
+      two_rows<L::kHidden, kSteps, kRows == 1 ? kSteps : 2>(
+          slot + half_ * (L::kHidden / 2),
+          reinterpret_cast<const float*>(slot + L::kWeightBytes) +
+              half_ * (L::kHidden / 2 / kScaleRow),
+          shared_.vector + half_ * L::kHidden, nullptr, sums);
       if (lane_ == 0) {
         release_chunk(i, kWarps / 2);
-        shared_.sums[i * 4 + half_] = sums.first;
-        shared_.sums[i * 4 + 2 + half_] = sums.second;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          float* const to = shared_.sums + r * L::kSums + (first + i) * 4 + half_;
+          to[0] = sums[r].first;
+          to[2] = sums[r].second;
+        }
       }
     }
     chunks_ += count;
     sync_consumers();
   }
 
-  // kRows rows of kColumns a chunk; each warp of the pair multiplies half of them. Results go to
-  // `sums`.
-  template <int kRows, int kColumns>
+  // kChunkRows rows of kColumns a chunk; each warp of the pair multiplies half of them. Results go
+  // to `sums`.
+  template <int kChunkRows, int kColumns>
   __device__ void products(int chunks, const float* x_scales) const {
-    constexpr int kHalf = kRows / 2;
+    constexpr int kHalf = kChunkRows / 2;
     if (pair_ >= chunks) return;
     const uint8_t* const slot = wait_for_chunk(pair_);
-    const auto* const scales = reinterpret_cast<const float*>(slot + Layout::kWeightBytes);
+    const auto* const scales = reinterpret_cast<const float*>(slot + L::kWeightBytes);
 #pragma unroll 1
     for (int i = half_ * kHalf; i < (half_ + 1) * kHalf; i += 2) {
-      const Pair sums = two_rows<kColumns, kColumns / kStepBytes, kColumns / kStepBytes>(
-          slot + i * kColumns, scales, shared_.vector, x_scales);
+      Pair sums[kRows];
+      two_rows<kColumns, kColumns / kStepBytes, kRows == 1 ? kColumns / kStepBytes : 2>(
+          slot + i * kColumns, scales, shared_.vector, x_scales, sums);
       if (lane_ == 0) {
-        shared_.sums[pair_ * kRows + i] = sums.first;
-        shared_.sums[pair_ * kRows + i + 1] = sums.second;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          float* const to = shared_.sums + r * L::kSums + pair_ * kChunkRows + i;
+          to[0] = sums[r].first;
+          to[1] = sums[r].second;
+        }
       }
     }
     if (lane_ == 0) release_chunk(pair_, kWarps / 2);
   }
 
-  // Normalized q_a; the new cache row; the head's queries.
+  // Normalized q_a; the new cache rows; the head's queries.
   __device__ void q_b(std::byte* pages) {
     receive_qkv();
-    products<kQueryChunkRows, Layout::kQLora>(kQueryChunks, nullptr);
-    chunks_ += kQueryChunks;
+    products<L::kQueryChunkRows, L::kQLora>(L::kQueryChunks, nullptr);
+    chunks_ += L::kQueryChunks;
     sync_consumers();
-    put_rows<kQueryRows>(exchange_.query[block_], [&](int row) { return shared_.sums[row]; });
-    if (warp_ == kWarps - 1) write_cache_row(pages);  // while the other CTAs' queries arrive
+    put_rows<kQueryRows>(exchange_.query[share()], [&](int i) { return sums()[i]; });
+    // While the other CTAs' queries arrive.
+    if (token_warp() == kTokenWarps - 1) write_cache_row(pages);
   }
 
   __device__ void receive_qkv() const {
-    static_assert(kBlocks * kQkvPackets <= kThreads);
-    const int from = min(thread_ / kQkvPackets, kBlocks - 1),
-              at = thread_ % kQkvPackets * kQkvValues;
-    const int first = first_qkv_pair(from) * 2 + at;
-    const int count = thread_ < kBlocks * kQkvPackets ? first_qkv_pair(from + 1) * 2 - first : 0;
-    float weights[kQkvValues];
+    constexpr int kPackets = kBlocks * kQkvPackets,  // of a token
+        kTimes = (kPackets + kTokenThreads - 1) / kTokenThreads;
+    int first[kTimes], count[kTimes];  // rows of a packet
+    float weights[kTimes][kQkvValues];
 #pragma unroll
-    for (int j = 0; j < kQkvValues; ++j) {
-      weights[j] = load_ahead(layer_->q_a_norm + min(first + j, Layout::kQLora - 1));
-    }
-    Packet packet[1] = {};
-    if (count > 0) {
-      wait_for_packets(packet, epoch_, [&](int) { return &exchange_.input[0][thread_]; });
-    }
-    float values[kQkvValues], squares = 0;
-    unpack_bf16(packet[0], values);
+    for (int i = 0; i < kTimes; ++i) {
+      const int p = token_thread() + i * kTokenThreads;
+      const int from = min(p / kQkvPackets, kBlocks - 1);
+      first[i] = first_qkv_pair(from) * 2 + p % kQkvPackets * kQkvValues;
+      count[i] = p < kPackets ? first_qkv_pair(from + 1) * 2 - first[i] : 0;
 #pragma unroll
-    for (int j = 0; j < kQkvValues; ++j) {
-      if (j < count && first + j < Layout::kQLora) squares += values[j] * values[j];
-      if (j < count && first + j >= Layout::kQLora)
-        shared_.scratch[kKeyAt + first + j - Layout::kQLora] = values[j];
+      for (int j = 0; j < kQkvValues; ++j) {
+        weights[i][j] = load_ahead(layer_->q_a_norm + min(first[i] + j, L::kQLora - 1));
+      }
     }
-    const float inverse = inverse_rms(sum_over_block(squares), Layout::kQLora, a_.inner_eps);
+    const Packet* const all = exchange_.input[row() * kBlocks] + token_thread();
+    Packet packets[kTimes] = {};
+    if (kTimes > 1 || count[0] > 0) {
+      wait_for_packets(packets, epoch_, [&](int i) {
+        return kTimes > 1 && count[i] <= 0 ? nullptr : all + i * kTokenThreads;
+      });
+    }
+    float values[kTimes][kQkvValues], squares = 0;
 #pragma unroll
-    for (int j = 0; j < kQkvValues; ++j) {
-      if (j < count && first + j < Layout::kQLora) {
-        write_value(first + j, weights[j] * (values[j] * inverse));
+    for (int i = 0; i < kTimes; ++i) {
+      unpack_bf16(packets[i], values[i]);
+#pragma unroll
+      for (int j = 0; j < kQkvValues; ++j) {
+        const int at = first[i] + j;
+        if (j < count[i] && at < L::kQLora) squares += values[i][j] * values[i][j];
+        if (j < count[i] && at >= L::kQLora) new_key()[at - L::kQLora] = values[i][j];
+      }
+    }
+    const float inverse = inverse_rms(sum_over_token(squares), L::kQLora, a_.inner_eps);
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) {
+#pragma unroll
+      for (int j = 0; j < kQkvValues; ++j) {
+        if (j < count[i] && first[i] + j < L::kQLora) {
+          write_value(first[i] + j, weights[i][j] * (values[i][j] * inverse));
+        }
       }
     }
     sync_consumers();
@@ -332,8 +412,8 @@ class Layers : public Steps<Row, Layout, Layers<Row, kOfRanks>> {
 
   __device__ void o() {
     receive_values();
-    products<kOChunkRows, kHeads * kV>(kOChunks, shared_.x_scales);
-    chunks_ += kOChunks;
+    products<L::kOChunkRows, kHeads * kV>(L::kOChunks, shared_.x_scales);
+    chunks_ += L::kOChunks;
     sync_consumers();
   }
 
@@ -341,61 +421,70 @@ class Layers : public Steps<Row, Layout, Layers<Row, kOfRanks>> {
 
   // Seven warps a row, 256 columns at a time.
   __device__ void router() {
-    constexpr int kColumns = kWarp * 8, kRowWarps = 7,
-                  kSteps = Layout::kHidden / kColumns / kRowWarps;
-    static_assert(kSteps * kRowWarps * kColumns == Layout::kHidden);
-    constexpr int kRows = Layout::kRouted / kBlocks;
-    static_assert(kRows == 2);
+    constexpr int kColumns = kWarp * 8, kRowWarps = 7, kSteps = L::kHidden / kColumns / kRowWarps;
+    static_assert(kSteps * kRowWarps * kColumns == L::kHidden && L::kRouterRows == 2);
     const int row = warp_ / 8, part = warp_ % 8;
     if (part < kRowWarps) {
       const uint8_t* const weights = wait_for_chunk(row);
-      float sum = 0;
+      float sums[kRows] = {};
 #pragma unroll 2
       for (int i = 0; i < kSteps; ++i) {
         const int at = (part * kSteps + i) * kColumns + lane_ * 8;
         const Eight w = widen(*reinterpret_cast<const uint4*>(weights + at * 2));
-        const uint4 x = *reinterpret_cast<const uint4*>(shared_.vector + at * 2);
-        const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float2 two = widen_f16(words[j]);
-          sum = fmaf(w.v[2 * j], two.x, sum);
-          sum = fmaf(w.v[2 * j + 1], two.y, sum);
+        for (int r = 0; r < kRows; ++r) {
+          const uint4 x =
+              *reinterpret_cast<const uint4*>(shared_.vector + r * kVectorBytes + at * 2);
+          const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float2 two = widen_f16(words[j]);
+            sums[r] = fmaf(w.v[2 * j], two.x, sums[r]);
+            sums[r] = fmaf(w.v[2 * j + 1], two.y, sums[r]);
+          }
         }
       }
-      sum = warp_sum(sum);
-      if (lane_ == 0) shared_.warp_sums[warp_] = sum;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float sum = warp_sum(sums[r]);
+        if (lane_ == 0) shared_.warp_sums[r * kWarps + warp_] = sum;
+      }
     }
     sync_consumers();
-    if (thread_ == 0) {
+    if (thread_ < kRows) {
+      const float* const parts = shared_.warp_sums + thread_ * kWarps;
       float logits[2] = {};
 #pragma unroll
       for (int j = 0; j < kRowWarps; ++j) {
-        logits[0] += shared_.warp_sums[j];
-        logits[1] += shared_.warp_sums[8 + j];
+        logits[0] += parts[j];
+        logits[1] += parts[8 + j];
       }
-      store_packet(&exchange_.logits[block_],
+      store_packet(&exchange_.logits[thread_ * kBlocks + block_],
                    __float_as_uint(logits[0]) | uint64_t{__float_as_uint(logits[1])} << 32,
                    uint64_t{epoch_} << 48);
-      for (int i = 0; i < kRows; ++i) release_chunk(i, kWarps);
+      if (thread_ == 0) {
+        for (int i = 0; i < L::kRouterRows; ++i) release_chunk(i, kWarps);
+      }
     }
-    chunks_ += kRows;
+    chunks_ += L::kRouterRows;
   }
 
-  // The rules of gate() (ops/gate/gate.h) for kSigmoidBias and groups of 32, by the last eight
-  // warps: one group a warp, one expert a lane. The other warps do not wait: the chunks of routed
-  // experts come later. A NaN ranks below all numbers.
+  // The rules of gate() (ops/gate/gate.h) for kSigmoidBias and groups of 32, by eight warps a
+  // token, one token's the last: one group a warp, one expert a lane. The other warps do not wait:
+  // the chunks of routed experts come later. A NaN ranks below all numbers.
   __device__ void choose() const {
-    if (warp_ < kWarps - Layout::kGroups) return;
-    const int expert = thread_ - kThreads + Layout::kRouted, group = expert / kWarp;
+    static_assert(kThreads == 2 * L::kRouted);
+    if (kRows == 1 && warp_ < kWarps - L::kGroups) return;
+    const int r = row(), expert = thread_ & (L::kRouted - 1), group = expert / kWarp;
     const float bias = load_ahead(layer_->router_bias + expert);
     Packet packet[1];
-    wait_for_packets(packet, epoch_, [&](int) { return exchange_.logits + expert / 2; });
+    wait_for_packets(packet, epoch_,
+                     [&](int) { return exchange_.logits + r * kBlocks + expert / 2; });
     const float logit = __uint_as_float(static_cast<uint32_t>(packet[0].low >> (expert % 2 * 32)));
     const float score = 1 / (1 + expf(-logit)), choice = score + bias;
     const uint32_t key = order_key(choice);
-    auto* const keys = reinterpret_cast<uint32_t*>(shared_.scratch);
-    float* const group_values = shared_.scratch + Layout::kRouted;
+    float* const group_values = shared_.scratch + kRows * L::kRouted + r * L::kGroups;
+    auto* const keys = reinterpret_cast<uint32_t*>(shared_.scratch) + r * L::kRouted;
     keys[expert] = key;
     // A group's rank is the sum of its best two scores.
     const uint32_t best = __reduce_max_sync(~0u, key);
@@ -405,16 +494,16 @@ class Layers : public Steps<Row, Layout, Layers<Row, kOfRanks>> {
         lane_ == __ffs(static_cast<int>(__ballot_sync(~0u, !is_best && key == second))) - 1;
     const float both = warp_sum(is_best || is_second ? choice : 0);
     if (lane_ == 0) group_values[group] = both;
-    named_barrier(kSomeConsumers, Layout::kRouted);
-    const uint32_t own = order_key(group_values[lane_ % Layout::kGroups]);
+    named_barrier(kSomeConsumers + r, L::kRouted);
+    const uint32_t own = order_key(group_values[lane_ % L::kGroups]);
     int better = 0;
 #pragma unroll
-    for (int i = 0; i < Layout::kGroups; ++i) {
+    for (int i = 0; i < L::kGroups; ++i) {
       const uint32_t other = __shfl_sync(~0u, own, i);
-      better += other > own || (other == own && i < lane_ % Layout::kGroups);
+      better += other > own || (other == own && i < lane_ % L::kGroups);
     }
     uint32_t kept = __ballot_sync(
-        ~0u, lane_ < Layout::kGroups && better < static_cast<int>(a_.gate.groups_per_token));
+        ~0u, lane_ < L::kGroups && better < static_cast<int>(a_.gate.groups_per_token));
     // An expert's rank within the kept groups; ties go to the lower index.
     const bool runs = (kept >> group & 1) != 0;
     int place = 0;
@@ -430,96 +519,174 @@ class Layers : public Steps<Row, Layout, Layers<Row, kOfRanks>> {
       }
     }
     place += __popc(__match_any_sync(~0u, key) & ((1u << lane_) - 1));
-    if (runs && place < Layout::kChosen) {
-      shared_.ids[place] = expert;
-      shared_.weights[1 + place] = score;
+    float* const weights = shared_.weights + r * L::kExperts;
+    if (runs && place < L::kChosen) {
+      if constexpr (kRows == 1) {
+        shared_.ids[place] = expert;
+      } else {
+        shared_.of_rows.chosen_ids[r][place] = expert;
+      }
+      weights[1 + place] = score;
     }
-    named_barrier(kSomeConsumers, Layout::kRouted);
-    if (thread_ != kThreads - 1) return;
-    barrier_arrive(&shared_.chosen);
+    named_barrier(kSomeConsumers + r, L::kRouted);
+    if (expert != L::kRouted - 1) return;
+    if (kRows == 1) barrier_arrive(&shared_.chosen);
     float sum = 0;
 #pragma unroll
-    for (int i = 1; i < Layout::kExperts; ++i) sum += shared_.weights[i];
+    for (int i = 1; i < L::kExperts; ++i) sum += weights[i];
     const float factor = a_.gate.scaling / (a_.gate.normalize ? sum + 1e-20f : 1.0f);
 #pragma unroll
-    for (int i = 1; i < Layout::kExperts; ++i) shared_.weights[i] *= factor;
-    shared_.weights[0] = 1;
-    if (FATHOM_PLANTED(a_, kDroppedExpert)) shared_.weights[Layout::kChosen] = 0;
+    for (int i = 1; i < L::kExperts; ++i) weights[i] *= factor;
+    weights[0] = 1;
+    if (FATHOM_PLANTED(a_, kDroppedExpert)) weights[L::kChosen] = 0;
+  }
+
+  // Units: the first token's experts, then those of the second that the first has not. By one warp,
+  // a lane for each choice.
+  __device__ void make_units() const {
+    static_assert(kRows == 2 && kRows * L::kChosen <= kWarp);
+    const int r = lane_ / L::kChosen, j = lane_ % L::kChosen;
+    const bool is_choice = r < kRows;
+    const int id = is_choice ? shared_.of_rows.chosen_ids[r][j] : -1;
+    int same = -1;
+#pragma unroll
+    for (int i = 0; i < L::kChosen; ++i) {
+      if (__shfl_sync(~0u, id, i) == id) same = i;
+    }
+    const uint32_t added = __ballot_sync(~0u, r == 1 && same < 0);
+    const int unit = 1 + (same >= 0 ? same : L::kChosen + __popc(added & ((1u << lane_) - 1)));
+    int32_t* const places = shared_.of_rows.place_of[0];
+    for (int i = lane_; i < kRows * L::kUnits; i += kWarp) places[i] = i % L::kUnits == 0 ? 0 : -1;
+    __syncwarp();
+    if (is_choice) {
+      shared_.ids[unit - 1] = id;
+      shared_.of_rows.unit_of[r][1 + j] = unit;
+      places[r * L::kUnits + unit] =
+          FATHOM_PLANTED(a_, kSharedExpertOnce) && r == 1 && same >= 0 ? -1 : 1 + j;
+      if (j == 0) shared_.of_rows.unit_of[r][0] = 0;
+    }
+    if (lane_ == 0) shared_.of_rows.num_units = L::kChosen + __popc(added);
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(&shared_.chosen);
   }
 
   // The activation from the sums of gate and up, which alternate for each expert.
-  __device__ float activation(int row) const {
-    const float* const sums =
-        shared_.sums + row / Layout::kInterRows * 8 + row % Layout::kInterRows * 2;
+  __device__ float activation(int i) const {
+    int unit = i / L::kInterRows;
+    if constexpr (kRows > 1) unit = shared_.of_rows.unit_of[row()][unit];
+    const float* const sums = this->sums() + unit * 8 + i % L::kInterRows * 2;
     const float gate = sums[0] + sums[1], up = sums[4] + sums[5];
     return gate / (1 + expf(-gate)) * up;
   }
 
   __device__ void down() {
-    constexpr int kBlocksOfK = Layout::kInter / kScaleRow;
-    static_assert(kBlocks * Layout::kActivationPackets <= kThreads);
-    static_assert(Layout::kExperts <= Layout::kSlots);
+    constexpr int kBlocksOfK = L::kInter / kScaleRow;
+    if constexpr (kRows == 1) {
+      static_assert(L::kExperts <= L::kSlots);
 #pragma unroll 1
-    for (int i = 0; i < Layout::kExperts; ++i) wait_for_chunk(i);
-    receive<Layout::kExperts * Layout::kInterRows>(
-        exchange_.activation[0], kBlocks, [&](int block, int row) {
-          return row / Layout::kInterRows * Layout::kInter + block * Layout::kInterRows +
-                 row % Layout::kInterRows;
+      for (int i = 0; i < L::kExperts; ++i) wait_for_chunk(i);
+    }
+    receive<L::kExperts * L::kInterRows, kBlocks>(
+        [&](int r) { return exchange_.activation[r * kBlocks]; },
+        [&](int r, int block, int i) {
+          return shared_.scratch + (r * L::kExperts + i / L::kInterRows) * L::kInter +
+                 block * L::kInterRows + i % L::kInterRows;
         });
     sync_consumers();
-    write_scaled(Layout::kExperts * Layout::kInter / kScaleRow);
+    this->template write_scaled<L::kExperts * L::kInter / kScaleRow>();
     // A warp has four rows of all experts; two of them are 512 bytes. A CTA's rows touch at most
     // two blocks of 128: the slot holds the scales of the first block's pair and of the next pair.
-    constexpr int kRowWarps = Layout::kHiddenRows / 4;
-    const int k_block = lane_ / 8 % kBlocksOfK, row = warp_ * 4 + lane_ / 16;
-    const int in_pair = block_ * Layout::kHiddenRows % (2 * kScaleRow) + row;
+    constexpr int kRowWarps = L::kHiddenRows / 4;
+    const int k_block = lane_ / 8 % kBlocksOfK, first_row = warp_ * 4 + lane_ / 16;
+    const int in_pair = block_ * L::kHiddenRows % (2 * kScaleRow) + first_row;
     const int at = in_pair / kScaleRow * kBlocksOfK + k_block,
               next_at = (in_pair + 2) / kScaleRow * kBlocksOfK + k_block;
-    Pair sums = {0, 0};
-    if (warp_ < kRowWarps) {
+    Pair sums[kRows] = {};
+    // Adds an expert's rows times the activations of token r, which has it at `place`.
+    const auto add = [&](const uint8_t* slot, int r, int place) {
+      const auto* const scales = reinterpret_cast<const float*>(slot + L::kWeightBytes);
+      const float x_scale = shared_.x_scales[r * L::kMostScales + place * kBlocksOfK + k_block] *
+                            shared_.weights[r * L::kExperts + place];
+      const auto* const x = reinterpret_cast<const uint4*>(
+          shared_.vector + r * kVectorBytes + (place * L::kInter + lane_ * 16 % L::kInter) * 2);
+      const Pair more = multiply_step<kStepBytes>(slot + warp_ * 2 * kStepBytes + lane_ * 16,
+                                                  {x[0], x[1]}, lane_);
+      sums[r].first = fmaf(more.first, scales[at] * x_scale, sums[r].first);
+      sums[r].second = fmaf(more.second, scales[next_at] * x_scale, sums[r].second);
+    };
+    if constexpr (kRows == 1) {
+      if (warp_ < kRowWarps) {
 #pragma unroll 3
-      for (int i = 0; i < Layout::kExperts; ++i) {
-        const uint8_t* const slot = slot_of(i);
-        const auto* const scales = reinterpret_cast<const float*>(slot + Layout::kWeightBytes);
-        const float x_scale = shared_.x_scales[i * kBlocksOfK + k_block] * shared_.weights[i];
-        const Pair more = multiply_step<kStepBytes>(
-            slot + warp_ * 2 * kStepBytes + lane_ * 16,
-            load_x(i * Layout::kInter + lane_ * 16 % Layout::kInter), lane_);
-        sums.first = fmaf(more.first, scales[at] * x_scale, sums.first);
-        sums.second = fmaf(more.second, scales[next_at] * x_scale, sums.second);
+        for (int i = 0; i < L::kExperts; ++i) add(slot_of(i), 0, i);
+      }
+      __syncwarp();
+      if (lane_ < L::kExperts) release_chunk(lane_, 1);
+      chunks_ += L::kExperts;
+    } else {
+      // More chunks than slots: each is released by itself, also by warps without rows, and by them
+      // not before it has come, so that they are never a turn ahead.
+      const int units = 1 + num_units(shared_);
+#pragma unroll 1
+      for (int i = 0; i < units; ++i) {
+        const uint8_t* const slot = wait_for_chunk(i);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const int place = shared_.of_rows.place_of[r][i];
+          if (warp_ < kRowWarps && place >= 0) add(slot, r, place);
+        }
+        __syncwarp();
+        if (lane_ == 0) release_chunk(i, 1);
+      }
+      chunks_ += units;
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (!is_on_diagonal(lane_)) sums[r] = {0, 0};
+      // Adds the first row's eight lanes into the lower lanes, the second row's into the upper.
+      const bool upper = (lane_ & 8) != 0;
+      float sum = (upper ? sums[r].second : sums[r].first) +
+                  __shfl_xor_sync(~0u, upper ? sums[r].first : sums[r].second, 8);
+#pragma unroll
+      for (int distance = 1; distance < 8; distance *= 2) {
+        sum += __shfl_xor_sync(~0u, sum, distance);
+      }
+      if (lane_ % 8 == 0 && warp_ < kRowWarps) {
+        shared_.sums[r * L::kSums + first_row + (upper ? 2 : 0)] = sum;
       }
     }
-    __syncwarp();
-    if (lane_ < Layout::kExperts) release_chunk(lane_, 1);
-    if (!is_on_diagonal(lane_)) sums = {0, 0};
-    // Adds the first row's eight lanes into the lower lanes, the second row's into the upper.
-    const bool upper = (lane_ & 8) != 0;
-    float sum = (upper ? sums.second : sums.first) +
-                __shfl_xor_sync(~0u, upper ? sums.first : sums.second, 8);
-#pragma unroll
-    for (int distance = 1; distance < 8; distance *= 2) {
-      sum += __shfl_xor_sync(~0u, sum, distance);
-    }
-    if (lane_ % 8 == 0 && warp_ < kRowWarps) shared_.sums[row + (upper ? 2 : 0)] = sum;
-    chunks_ += Layout::kExperts;
     sync_consumers();
   }
 };
 
-template <typename Row>
-using LayersAlone = Layers<Row, false>;
-template <typename Row>
-using LayersOfRanks = Layers<Row, true>;
+// What launch_layers() takes.
+template <int kTokens, bool kOfRanks>
+struct Parts {
+  template <typename Row>
+  using FeederOf = Feeder<Row, Layout<kTokens>>;
+  template <typename Row>
+  using LayersOf = Layers<Row, Layout<kTokens>, kOfRanks>;
+
+  static void launch(const DecodeLayersArguments& arguments, GpuStream stream) {
+    launch_layers<Layout<kTokens>, FeederOf, LayersOf>(arguments, stream);
+  }
+};
+
+// Of one token, before that of two.
+constexpr int64_t kExchangeOfOne = sizeof(Layout<1>::Exchanged);
+static_assert(kExchangeOfOne % alignof(Packet) == 0);
 
 }  // namespace
 
 void launch_v3_eighth(const DecodeLayersArguments& arguments, GpuStream stream) {
-  if (arguments.peers.ranks > 1) {
-    launch_layers<Layout, Feeder, LayersOfRanks>(arguments, stream);
-  } else {
-    launch_layers<Layout, Feeder, LayersAlone>(arguments, stream);
+  const bool meets_ranks = arguments.peers.ranks > 1;
+  if (arguments.rows == 1) {
+    (meets_ranks ? Parts<1, true>::launch : Parts<1, false>::launch)(arguments, stream);
+    return;
   }
+  DecodeLayersArguments of_two = arguments;
+  of_two.exchange = static_cast<std::byte*>(arguments.exchange) + kExchangeOfOne;
+  (meets_ranks ? Parts<2, true>::launch : Parts<2, false>::launch)(of_two, stream);
 }
-int64_t v3_eighth_exchange_bytes() { return sizeof(Layout::Exchanged); }
+int64_t v3_eighth_exchange_bytes() { return kExchangeOfOne + sizeof(Layout<2>::Exchanged); }
 
 }  // namespace fathom::cuda::decode_layers_kernel

@@ -11,10 +11,15 @@ constexpr int kCtas = 4, kThreads = 256;
 __global__ void __launch_bounds__(kThreads)
     other_ranks_kernel(const __grid_constant__ OtherRanksArguments a) {
   const PeerRank& peers = a.peers;
+  // Of all rows, which have had as many exchanges.
   const uint32_t before = *static_cast<volatile uint32_t*>(peers.epochs);
-  const int packets = a.n / kPacketValues;
+  const int row_packets = a.n / kPacketValues, packets = a.rows * row_packets;
   const auto at_of = [&](int r, int e, int p) {
-    return (int64_t{r} * a.exchanges + e) * a.n + p * kPacketValues;
+    return ((int64_t{r} * a.rows + p / row_packets) * a.exchanges + e) * a.n +
+           p % row_packets * kPacketValues;
+  };
+  const auto place = [&](int reader, int writer, int p, uint32_t epoch) {
+    return packets_of(peers, reader, writer, p / row_packets, epoch) + p % row_packets;
   };
   for (int e = 0; e < a.exchanges; ++e) {
     const uint32_t epoch = before + static_cast<uint32_t>(e) + 1;
@@ -24,16 +29,14 @@ __global__ void __launch_bounds__(kThreads)
         if (r == peers.rank || p >= packets) continue;
         uint32_t bits[kPacketValues];
         for (int i = 0; i < kPacketValues; ++i) bits[i] = a.parts[at_of(r, e, p) + i];
-        store_packet_of_peer(packets_of(peers, peers.rank, r, 0, epoch) + p,
-                             make_packet(bits, epoch));
+        store_packet_of_peer(place(peers.rank, r, p, epoch), make_packet(bits, epoch));
       }
     }
     for (int first = 0; first < packets; first += kCtas * kThreads) {
       const int p = first + static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
       for (int r = 0; r < peers.ranks; ++r) {
         if (r == peers.rank) continue;
-        const Packet* const from =
-            p < packets ? packets_of(peers, r, peers.rank, 0, epoch) + p : nullptr;
+        const Packet* const from = p < packets ? place(r, peers.rank, p, epoch) : nullptr;
         const Packet packet = wait_for_peer(peers, epoch, from, peers.rank, {});
         if (a.received == nullptr || p >= packets) continue;
         const uint64_t words[2] = {packet.low, packet.high};
