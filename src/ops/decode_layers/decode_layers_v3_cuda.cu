@@ -189,22 +189,19 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
       // Some warps choose while others begin with the shared expert.
       if (!is_attention) choose();
       products_of_hidden(is_attention ? num_qkv_chunks() : kShared + 2 * num_units(shared_), 0);
+    } else if (is_attention) {
+      products_of_hidden(num_qkv_chunks(), 0);
     } else {
-      // The shared expert while logits are on their way; then all warps choose. One loop for all:
-      // instructions leave the cache between layers.
+      // The shared expert while logits are on their way; then all warps choose.
 #pragma unroll 1
-      for (int pass = is_attention ? 1 : 0; pass < 2; ++pass) {
-        const bool is_routed = !is_attention && pass == 1;
-        if (is_routed) {
+      for (int first = 0; first <= kShared; first += kShared) {
+        if (first > 0) {
           choose();
           sync_consumers();
           if (warp_ == 0) make_units();
           sync_consumers();
         }
-        products_of_hidden(is_attention ? num_qkv_chunks()
-                           : is_routed  ? 2 * num_units(shared_)
-                                        : kShared,
-                           is_routed ? kShared : 0);
+        products_of_hidden(first > 0 ? 2 * num_units(shared_) : kShared, first);
       }
     }
     if (is_attention) {
