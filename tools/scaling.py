@@ -449,7 +449,8 @@ class Step:
 
 
 class Model:
-    """`skew` multiplies the busiest rank's rows; `launches`: no persistent kernel for one token."""
+    """`skew` multiplies the busiest rank's rows; `launches`: no persistent kernel for one token or
+    two."""
     def __init__(self, measured=None, network=Network(), skew=1.0, launches=False):
         self.measured, self.network = measured or Measured(), network
         self.skew, self.launches, self.steps = skew, launches, {}
@@ -472,9 +473,10 @@ class Model:
             self.measured.latent_decode(cache, share, rows, context),
             self.measured.projections(share, rows),
         ]
-        if placement.is_slice and rows == 1 and context <= 4096 and not self.launches:
-            attention = value("slice_attention_us") / 1025
-            others = self.measured.layer(8, 1) - attention * 1025
+        most = {1: 4096, 2: 2048}.get(rows, 0)
+        if placement.is_slice and context <= most and not self.launches:
+            attention = rows * value("slice_attention_us") / 1025
+            others = self.measured.layer(8, rows) - attention * 1025
             factor = others / (parts[0] + parts[2])
             return parts[0] * factor, attention * max(context, 1024), parts[2] * factor
         return [part * self.measured.calibration(share, rows) for part in parts]

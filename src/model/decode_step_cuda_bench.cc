@@ -69,10 +69,10 @@ Times measure(DeepSeekModel& model, const ModelConfig& config, const Work& work)
   };
   Times times{.us = time()};
   if (layout.rows > model.most_rows_of_one_launch() ||
-      layout.most_keys > model.most_keys_of_one_launch()) {
+      layout.most_keys > model.most_keys_of_one_launch(layout.rows)) {
     return times;
   }
-  layout.most_keys = model.most_keys_of_one_launch() + 1;
+  layout.most_keys = model.most_keys_of_one_launch(layout.rows) + 1;
   times.by_operations_us = time();
   return times;
 }

@@ -115,7 +115,7 @@ bool DeepSeekModel::takes_decode_layers(const StepLayout& step) const {
   // Launches of a lane's ranks that wait for one another do not fit on one GPU.
   const auto shares = [](const DeepSeekModel* rank) { return rank->peers_.shares_device; };
   return step.rows <= most_rows_of_one_launch() && step.rows == step.valid_rows &&
-         step.passes.empty() && step.most_keys <= most_keys_of_one_launch() &&
+         step.passes.empty() && step.most_keys <= most_keys_of_one_launch(step.rows) &&
          std::ranges::none_of(lane_, shares);
 }
 

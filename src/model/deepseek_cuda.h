@@ -161,7 +161,9 @@ class DeepSeekModel {
   // Steps of up to so many rows use other launches beyond so many keys: a graph is valid on one
   // side only. 0: the same ones always.
   int64_t most_rows_of_one_launch() const { return most_decode_layers_rows(plan_.decode_layers); }
-  int64_t most_keys_of_one_launch() const { return most_decode_layers_tokens(plan_.decode_layers); }
+  int64_t most_keys_of_one_launch(int64_t rows) const {
+    return most_decode_layers_tokens(plan_.decode_layers, rows);
+  }
 
  private:
   struct Query {

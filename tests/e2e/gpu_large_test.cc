@@ -145,16 +145,18 @@ void expect_same_rows(const std::vector<std::vector<SampledToken>>& actual,
   }
 }
 
-// A TP8 slice of V3, whose steps of one row and of two have a graph for up to 4,096 keys and one
-// for more: replays across that length equal the separate launches.
-TEST(GpuLargeGraphs, ReplayAcross4096Keys) {
+// A TP8 slice of V3, whose steps of one row have a graph for up to 4,096 keys and one for more, and
+// those of two rows for up to 2,048: replays across these lengths equal the separate launches.
+TEST(GpuLargeGraphs, ReplayAcrossTheMostKeysOfOneLaunch) {
   const auto checkpoint = open_test_config("v3_eighth_layers");
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   std::mt19937 random(34);
   Text text{{}, {1024, 1024, 1024, 1011, 1}};  // prefill chunks, then decode from 4,083 on
   for (int i = 0; i < 4110; ++i) text.ids.push_back(static_cast<int32_t>(3 + random() % 4000));
-  Text shorter{{text.ids.begin() + 1000, text.ids.end()}, {900, 900, 700, 583, 1}};
-  for (const std::vector<Text>& texts : {std::vector<Text>{text}, {text, shorter}}) {
+  // Two that decode together, one of them across 2,048.
+  const Text first{{text.ids.begin(), text.ids.begin() + 2062}, {1018, 1017, 1}},
+      second{{text.ids.begin() + 1000, text.ids.begin() + 1227}, {100, 100, 1}};
+  for (const std::vector<Text>& texts : {std::vector<Text>{text}, {first, second}}) {
     SCOPED_TRACE(texts.size());
     std::vector<std::vector<SampledToken>> replayed;
     for (const bool graphs : {true, false}) {

@@ -68,14 +68,15 @@ inline DecodeLayersKind decode_layers_kind(const DecodeLayersShape& s, int num_m
   return DecodeLayersKind::kNone;
 }
 
-// Cached tokens up to which decode_layers() takes a step. Beyond, launches for each operation are
-// faster: latent_decode reads each latent row once for all heads, decode_layers() once a head.
-constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind) {
+// Cached tokens up to which decode_layers() takes a step of so many tokens. Beyond, launches for
+// each operation are faster: latent_decode reads each latent row once for all heads,
+// decode_layers() once a head and token.
+constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind, int64_t rows) {
   switch (kind) {
     case DecodeLayersKind::kNone:
       return 0;
     case DecodeLayersKind::kV3Eighth:
-      return 4096;
+      return rows == 1 ? 4096 : 2048;
     case DecodeLayersKind::kV2LiteBf16:
       return 5120;
     default:
