@@ -58,7 +58,8 @@ struct DecodeLayersArguments {
   DecodeLayersKind kind = DecodeLayersKind::kNone;  // which shape; not kNone
   const DecodeLayer* layers = nullptr;              // [num_layers]
   int32_t num_layers = 0;
-  // Tokens, at most most_decode_layers_rows(kind): of one sequence each, or neighbours of one.
+  // Tokens, at most most_decode_layers_rows(kind): of one sequence each, or consecutive ones of one
+  // sequence.
   int32_t rows = 1;
   // [rows, hidden]. On return it lacks the last layer's experts, which are in delta_out.
   float* residual = nullptr;
@@ -69,8 +70,8 @@ struct DecodeLayersArguments {
   // [rows]: each token's, at most most_decode_layers_tokens(kind, 1) - 1. Keys before it lie in the
   // cache, but for those of the same sequence's tokens before it.
   const int32_t* positions = nullptr;
-  const int64_t* slots =
-      nullptr;  // [rows]: destination of its cache row, page * 64 + row of the page
+  // [rows]: destination of each token's cache row, page * 64 + row of the page.
+  const int64_t* slots = nullptr;
   const int32_t* block_tables = nullptr;  // pages of the sequences
   // [rows]: place in block_tables of the first page of a token's sequence, equal for tokens of one.
   // Null: 0, with one row.

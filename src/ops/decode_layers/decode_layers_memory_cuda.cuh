@@ -50,8 +50,8 @@ constexpr int kQueryPackets = packets(kQueryRows), kAbsorbPackets = packets(kAbs
 constexpr int kPartValues = 4, kPartPackets = kLatent / kPartValues;
 
 // Packets of each kind are contiguous for each CTA, and CTAs for each token. kInputPackets: of the
-// rows of q_a and kv_a, or of kv_a. Launches of other numbers of tokens have memory of their own:
-// where one finds packets the other would leave some of older epochs.
+// rows of q_a and kv_a, or of kv_a. Launches of one token and of two have separate memory: a packet
+// that one of them never writes would keep its epoch, of 16 bits, until the epochs wrap around.
 template <int kRows, int kInputPackets, int kHiddenPackets, int kActivationPackets>
 struct Exchange {
   static constexpr int kShares = kRows * kBlocks;
@@ -80,7 +80,7 @@ struct SharedOfRows {
   // Values of the residuals that threads have no registers for: each thread's own.
   float residual[L::kHidden * kRows / kThreads - kResidualRegisters][kThreads];
   int32_t positions[kRows], cached[kRows];  // as in the arguments; cached_tokens()
-  // The experts of all tokens, each once, are units of work; the shared one is unit 0.
+  // Units are the experts of all tokens, each listed once; unit 0 is the shared expert.
   int32_t chosen_ids[kRows][L::kChosen];
   int32_t unit_of[kRows][L::kExperts];  // of a token's shared expert and of its chosen ones
   int32_t place_of[kRows][1 + kRows * L::kChosen];  // the reverse; -1: not of this token

@@ -31,8 +31,8 @@ __device__ inline Pair multiply_step_bf16(const uint8_t* weights, const uint4& x
 //   run_aside(shared, arguments)   what a producer warp does beside the consumers (static)
 //   kMeetsRanks                    whether the rows of o and of down are parts of sums over ranks
 //
-// What reads weights reads them once for all tokens. For the rest each token has a share of the
-// warps, so that two tokens take as many steps as one: norms, attention, packets.
+// Weights are read once for all tokens. Norms, attention and packets of a token are the work of its
+// share of the warps, so that two tokens take as many steps as one.
 template <typename Row, typename L, typename Derived>
 class Steps {
  public:

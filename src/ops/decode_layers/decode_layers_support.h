@@ -29,10 +29,9 @@ constexpr int kHeads = 16, kLatent = 512, kNope = 128, kRope = 64, kV = 128;
 struct V3Eighth {
   static constexpr int kHidden = 7168, kQLora = 1536, kInter = 256;
   static constexpr int kRouted = 256, kGroups = 8, kChosen = 8;
-  // Up to this many cached tokens one launch is used. Beyond, latent_decode is faster: it reads
-  // each latent row once for all heads, this kernel once a head.
-  static constexpr int kMostTokens = 4096;
   static constexpr int kMostRows = 2;  // tokens of a launch
+  // Cached tokens of a launch of one token, and of two.
+  static constexpr int kMostTokens = 4096, kMostTokensOfTwo = 2048;
 };
 
 struct V2Lite {
@@ -76,7 +75,8 @@ constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind, int64_t rows)
     case DecodeLayersKind::kNone:
       return 0;
     case DecodeLayersKind::kV3Eighth:
-      return rows == 1 ? 4096 : 2048;
+      return rows == 1 ? decode_layers_kernel::V3Eighth::kMostTokens
+                       : decode_layers_kernel::V3Eighth::kMostTokensOfTwo;
     case DecodeLayersKind::kV2LiteBf16:
       return 5120;
     default:

@@ -239,7 +239,6 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
   using Base::kVectorBytes;
   using Base::lane_;
   using Base::layer_;
-  using Base::load_x;
   using Base::new_key;
   using Base::pair_;
   using Base::put_rows;
@@ -420,9 +419,9 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
   __device__ void router() {
     constexpr int kColumns = kWarp * 8, kRowWarps = 7, kSteps = L::kHidden / kColumns / kRowWarps;
     static_assert(kSteps * kRowWarps * kColumns == L::kHidden && L::kRouterRows == 2);
-    const int row = warp_ / 8, part = warp_ % 8;
+    const int expert = warp_ / 8, part = warp_ % 8;
     if (part < kRowWarps) {
-      const uint8_t* const weights = wait_for_chunk(row);
+      const uint8_t* const weights = wait_for_chunk(expert);
       float sums[kRows] = {};
 #pragma unroll 2
       for (int i = 0; i < kSteps; ++i) {
