@@ -19,8 +19,9 @@ struct Work {
   int32_t sequences, context;
 };
 
-constexpr Work kWorks[] = {{1, 128},  {1, 1024}, {1, 4096},   {1, 8192},  {1, 16000}, {2, 1024},
-                           {4, 1024}, {8, 1024}, {128, 1024}, {256, 500}, {512, 500}};
+constexpr Work kWorks[] = {{1, 128},  {1, 1024},   {1, 4096},  {1, 8192}, {1, 16000},
+                           {2, 128},  {2, 1024},   {2, 1700},  {2, 4096}, {4, 1024},
+                           {8, 1024}, {128, 1024}, {256, 500}, {512, 500}};
 constexpr int64_t kMaxRows = 512, kMostKeys = 128;
 
 int64_t pages_of(const Work& work) { return ceil_div(work.context + 1, kPageSize); }

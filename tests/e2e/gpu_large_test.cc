@@ -145,18 +145,36 @@ void expect_same_rows(const std::vector<std::vector<SampledToken>>& actual,
   }
 }
 
-// A TP8 slice of V3, whose steps of one row have a graph for up to 4,096 keys and one for more, and
-// those of two rows for up to 2,048: replays across these lengths equal the separate launches.
-TEST(GpuLargeGraphs, ReplayAcrossTheMostKeysOfOneLaunch) {
-  const auto checkpoint = open_test_config("v3_eighth_layers");
+// `ids` from `first` on, whose last 27 are decoded one by one: the first of them has `most` - 13
+// keys before it.
+Text across(const std::vector<int32_t>& ids, int64_t first, int64_t most) {
+  Text text;
+  const int64_t prefilled = most - 13;
+  for (int64_t at = 0; at < prefilled; at += 1024) {
+    text.chunks.push_back(std::min<int64_t>(1024, prefilled - at));
+  }
+  text.chunks.push_back(1);
+  text.ids.assign(ids.begin() + first, ids.begin() + first + prefilled + 27);
+  return text;
+}
+
+// Steps of one row, and of two, have a graph for up to so many keys and one for more: replays
+// across these lengths equal the separate launches.
+struct MostKeys {
+  const char* model;
+  int64_t of_one, of_two;
+};
+class GpuLargeGraphs : public testing::TestWithParam<MostKeys> {};
+
+TEST_P(GpuLargeGraphs, ReplayAcrossTheMostKeysOfOneLaunch) {
+  const auto checkpoint = open_test_config(GetParam().model);
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   std::mt19937 random(34);
-  Text text{{}, {1024, 1024, 1024, 1011, 1}};  // prefill chunks, then decode from 4,083 on
-  for (int i = 0; i < 4110; ++i) text.ids.push_back(static_cast<int32_t>(3 + random() % 4000));
-  // Two that decode together, one of them across 2,048.
-  const Text first{{text.ids.begin(), text.ids.begin() + 2062}, {1018, 1017, 1}},
-      second{{text.ids.begin() + 1000, text.ids.begin() + 1227}, {100, 100, 1}};
-  for (const std::vector<Text>& texts : {std::vector<Text>{text}, {first, second}}) {
+  std::vector<int32_t> ids;
+  for (int i = 0; i < 6000; ++i) ids.push_back(static_cast<int32_t>(3 + random() % 4000));
+  const std::vector<Text> one = {across(ids, 0, GetParam().of_one)},
+                          two = {across(ids, 0, GetParam().of_two), across(ids, 1000, 213)};
+  for (const std::vector<Text>& texts : {one, two}) {
     SCOPED_TRACE(texts.size());
     std::vector<std::vector<SampledToken>> replayed;
     for (const bool graphs : {true, false}) {
@@ -174,6 +192,12 @@ TEST(GpuLargeGraphs, ReplayAcrossTheMostKeysOfOneLaunch) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuLargeGraphs,
+                         testing::Values(MostKeys{"v3_eighth_layers", 4096, 2048},
+                                         MostKeys{"v2_lite_layers", 5120, 1792},
+                                         MostKeys{"v2_lite_fp8_layers", 5632, 1792}),
+                         [](const auto& most) { return std::string(most.param.model); });
 
 // Pages spread over a cache of more than 4 GiB a layer give the same results as in a small one.
 TEST(GpuLargeCache, PagesBeyond4GiBALayer) {

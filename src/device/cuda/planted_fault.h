@@ -17,7 +17,7 @@ enum class PlantedFault {
   kDroppedExpert,    // the last selected expert has no weight
   kWrongLayerScale,  // W_o's scales are those of the rows 128 before
   kExtraRow,         // the cache row is written to the neighbouring slot too
-  // Those of V3's shape alone.
+  // Those of sums over ranks (V3's shape), and of two tokens.
   kDroppedPeer,       // sums over ranks lack the last rank's part
   kSharedExpertOnce,  // an expert that both tokens choose adds to the first one alone
   kHiddenNeighbour,   // the second of two neighbours does not see the first

@@ -1,7 +1,7 @@
 // One token, or two, through several MoE layers in a single launch on a Hopper GPU: norm, attention
 // over the latent cache, norm, router, experts, and again, for the weights of one TP8 rank of
-// DeepSeek-V3 (16 heads, a TP8 slice of each expert's intermediate columns; one or two tokens), and
-// for DeepSeek-V2-Lite (one token).
+// DeepSeek-V3 (16 heads, a TP8 slice of each expert's intermediate columns) and for
+// DeepSeek-V2-Lite.
 //
 // For each layer
 //

@@ -433,7 +433,6 @@ TEST_P(DecodeLayersCuda, ShortText) { compare(130); }
 
 // Two tokens, of two sequences of any lengths or neighbours of one.
 TEST_P(DecodeLayersCuda, TwoTokens) {
-  if (!GetParam().is_v3()) GTEST_SKIP() << "V2-Lite's launch takes one token";
   for (const auto& [first, second] :
        {std::pair{0, 1}, {17, 0}, {15, 16}, {130, 63}, {64, 1025}, {2048, 3001}, {4095, 4094}}) {
     compare_two(first, second);
@@ -445,14 +444,12 @@ TEST_P(DecodeLayersCuda, TwoTokens) {
 
 // A short case for sanitizers.
 TEST_P(DecodeLayersCuda, TwoTokensOfShortText) {
-  if (!GetParam().is_v3()) GTEST_SKIP() << "V2-Lite's launch takes one token";
   compare_neighbours(130);
   compare_two(17, 130);
 }
 
 // One token and two take turns: their launches have memory of their own.
 TEST_P(DecodeLayersCuda, OneTokenAndTwoInTurn) {
-  if (!GetParam().is_v3()) GTEST_SKIP() << "V2-Lite's launch takes one token";
   compare(40);
   compare_two(130, 17);
   compare(130);

@@ -26,6 +26,9 @@ int64_t v2_lite_exchange_bytes();
 template <typename L, typename Feeder, typename Layers>
 __global__ void __launch_bounds__(kAllThreads, 1)
     layers_kernel(const __grid_constant__ DecodeLayersArguments a) {
+  // What take_registers() takes has to be free: the launch has 96 for each thread.
+  static_assert(L::kRegisters * kThreads + L::kFeederRegisters * (kAllThreads - kThreads) <=
+                96 * kAllThreads);
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared<L>& shared = *reinterpret_cast<Shared<L>*>(memory);
   const auto thread = static_cast<int>(threadIdx.x);
@@ -38,7 +41,7 @@ __global__ void __launch_bounds__(kAllThreads, 1)
     barrier_init(&shared.pages_known, 1);
     barrier_init(&shared.input_known, 1);
     barrier_init(&shared.query_known, L::kRows * kReceivers);
-    barrier_init(&shared.row_known, 1);
+    for (uint64_t& known : shared.row_known) barrier_init(&known, 1);
     for (uint32_t& turn : shared.turns) turn = 0;
     fence_barrier_init();
   }
@@ -48,15 +51,15 @@ __global__ void __launch_bounds__(kAllThreads, 1)
   }
   __syncthreads();
   if (thread >= kThreads) {
-    give_registers<kFeederRegisters<L::kRows>>();
+    give_registers<L::kFeederRegisters>();
     const int feeder = (thread - kThreads) / kWarp;
     if (feeder < kFeeders) {
       if (thread % kWarp == 0) Feeder(shared, a, feeder).run();
-    } else if (feeder == kFeeders) {
-      Layers::run_aside(shared, a);
+    } else if (feeder < kFeeders + L::kRows) {
+      Layers::run_aside(shared, a, feeder - kFeeders);
     }
   } else {
-    take_registers<kRegisters<L::kRows>>();
+    take_registers<L::kRegisters>();
     wait_for_earlier_launches();
     Layers(shared, a).run();
   }

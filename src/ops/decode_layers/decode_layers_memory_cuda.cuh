@@ -2,10 +2,13 @@
 // memory, and the packets that CTAs exchange.
 //
 // A shape's layout L (decode_layers_v3_cuda.cu, decode_layers_v2_lite_feed_cuda.cuh) adds the
-// number of tokens, kRows, its widths and its ring: kSlots slots of kSlotBytes, of which the first
-// kWeightBytes hold weights and the rest their scales. Its feeder says how many chunks are in
-// flight: more than saturate the memory would queue there and delay the CTAs' exchange of results.
+// number of tokens, kRows, its widths, its ring (kSlots slots of kSlotBytes, of which the first
+// kWeightBytes hold weights and the rest their scales), and the registers of its threads. Its
+// feeder says how many chunks are in flight: more than saturate the memory would queue there and
+// delay the CTAs' exchange of results.
 #pragma once
+
+#include <algorithm>
 
 #include "cache/latent_row_cuda.cuh"
 #include "device/cuda/block_packets.cuh"
@@ -16,14 +19,6 @@ namespace fathom::cuda::decode_layers_kernel {
 
 constexpr int kHeadBlocks = kBlocks / kHeads;
 constexpr int kWarps = 16, kThreads = kWarps * 32, kAllThreads = kThreads + 128;
-// Registers a thread, of consumers and of producers. The total must not exceed the launch's 96 a
-// thread.
-template <int kRows>
-constexpr int kRegisters = kRows == 1 ? 104 : 112;
-template <int kRows>
-constexpr int kFeederRegisters = kRows == 1 ? 64 : 32;
-static_assert(kRegisters<1> * kThreads + kFeederRegisters<1> * 128 <= 96 * kAllThreads);
-static_assert(kRegisters<2> * kThreads + kFeederRegisters<2> * 128 <= 96 * kAllThreads);
 constexpr int kResidualRegisters = 14;  // a thread
 constexpr int kPairs = kWarps / 2;      // pairs of warps that share a chunk
 
@@ -74,11 +69,18 @@ struct Exchange {
 constexpr int kKeyAt = 4096;
 constexpr int kMostRowBytes = LatentRow<CacheFormat::kBF16>::kBytes;  // of the cache
 
+// Values of the residuals that threads have no registers for, kCount of each thread.
+template <int kCount>
+struct SharedResiduals {
+  float residual[kCount][kThreads];
+};
+template <>
+struct SharedResiduals<0> {};
+
 // Shared memory of launches of several tokens alone.
 template <typename L, int kRows>
-struct SharedOfRows {
-  // Values of the residuals that threads have no registers for: each thread's own.
-  float residual[L::kHidden * kRows / kThreads - kResidualRegisters][kThreads];
+struct SharedOfRows
+    : SharedResiduals<std::max(L::kHidden* kRows / kThreads - kResidualRegisters, 0)> {
   int32_t positions[kRows], cached[kRows];  // as in the arguments; cached_tokens()
   // Units are the experts of all tokens, each listed once; unit 0 is the shared expert.
   int32_t chosen_ids[kRows][L::kChosen];
@@ -104,14 +106,14 @@ struct Shared {
   int32_t ids[L::kRows * L::kChosen];         // of routed experts, as they are read
   alignas(8) uint64_t full[L::kSlots];
   uint64_t empty[L::kSlots];
-  uint64_t chosen;            // mbarrier: a layer's experts are chosen
-  uint64_t pages_known;       // once a launch
-  uint64_t input_known;       // V2-Lite: a layer's router can read the vector
-  uint64_t query_known;       // a layer's query, multiplied by W_UK, is in scratch
-  uint64_t row_known;         // V2-Lite, CTAs of the newest key: a layer's row is in `row`
-  uint32_t epoch;             // before the launch's first layer
-  uint32_t turns[L::kSlots];  // turns of each slot that have been issued
-  DecodeLayer layers[2];      // current and next
+  uint64_t chosen;               // mbarrier: a layer's experts are chosen
+  uint64_t pages_known;          // once a launch
+  uint64_t input_known;          // V2-Lite: a layer's router can read the vector
+  uint64_t query_known;          // a layer's query, multiplied by W_UK, is in scratch
+  uint64_t row_known[L::kRows];  // V2-Lite, CTAs of a newest key: a layer's row is in `row`
+  uint32_t epoch;                // before the launch's first layer
+  uint32_t turns[L::kSlots];     // turns of each slot that have been issued
+  DecodeLayer layers[2];         // current and next
   int32_t pages[L::kRows * (L::kMostTokens / 64)];  // page tables of the tokens' sequences
   SharedOfRows<L, L::kRows> of_rows;
 };
@@ -139,7 +141,8 @@ __device__ inline const uint8_t* wait_for_chunk(Shared<L>& shared, unsigned sequ
 
 constexpr int kReceivers = kHeadBlocks * kAbsorbPackets;  // threads that receive a query
 
-constexpr int kConsumers = 1, kSomeConsumers = 2;  // named barriers
+// Named barriers; kSomeConsumers and the next: one for each token.
+constexpr int kConsumers = 1, kSomeConsumers = 2, kRouters = 4;
 __device__ inline void sync_consumers() { named_barrier(kConsumers, kThreads); }
 
 __device__ inline float load_ahead(const float* from) {

@@ -24,11 +24,36 @@ __device__ inline Pair multiply_step_bf16(const uint8_t* weights, const uint4& x
   return {odd ? d[0][1] + d[1][1] : d[0][0] + d[1][0], odd ? d[0][3] + d[1][3] : d[0][2] + d[1][2]};
 }
 
+// Sums over a warp of each pair's two values, one of them a lane: lanes from 16 on have second
+// values; of two pairs, lanes with bit 3 have the second pair's. Fewer shuffles than a sum for
+// each.
+template <int kPairCount>
+__device__ inline float sum_pairs(const Pair (&pairs)[kPairCount], int lane) {
+  static_assert(kPairCount == 1 || kPairCount == 2);
+  const auto exchange = [&](float low, float high, int bit) {
+    const bool is_high = (lane & bit) != 0;
+    return (is_high ? high : low) + __shfl_xor_sync(~0u, is_high ? low : high, bit);
+  };
+  float sum = exchange(pairs[0].first, pairs[0].second, 16);
+  if constexpr (kPairCount == 2) {
+    sum = exchange(sum, exchange(pairs[1].first, pairs[1].second, 16), 8);
+  } else {
+    sum += __shfl_xor_sync(~0u, sum, 8);
+  }
+#pragma unroll
+  for (int distance = 4; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, distance);
+  }
+  return sum;
+}
+
 // A shape's class, Derived, has
 //   half_layer(l, is_attention)    from the normed vectors to the rows of o or of down
 //   hidden_row(row, is_attention)  the sum of such a row, of the current token
 //   wait_for_new_key(l)            until the newest key's cache row is in shared memory
-//   run_aside(shared, arguments)   what a producer warp does beside the consumers (static)
+//   run_aside(shared, arguments, row)
+//                                  what a producer warp does for a token beside the consumers
+//                                  (static)
 //   kMeetsRanks                    whether the rows of o and of down are parts of sums over ranks
 //
 // Weights are read once for all tokens. Norms, attention and packets of a token are the work of its
@@ -302,7 +327,7 @@ class Steps {
 
   static constexpr int kOwn = kBlocks * L::kHiddenPackets / kTokenThreads,
                        kOwnValues = packet_values(L::kHiddenRows),
-                       kKept = kRows == 1 ? kOwn : kResidualRegisters / kOwnValues;
+                       kKept = kRows == 1 ? kOwn : std::min(kOwn, kResidualRegisters / kOwnValues);
   static_assert(kOwn * kTokenThreads == kBlocks * L::kHiddenPackets);
   __device__ int residual_at(int i) const {
     return (token_thread() + i * kTokenThreads) * kOwnValues;
@@ -310,7 +335,7 @@ class Steps {
 
   // Value j of packet i: in a register, or beyond those in shared memory.
   __device__ float& residual(int i, int j) {
-    if constexpr (kRows > 1) {
+    if constexpr (kOwn > kKept) {
       if (i >= kKept) return shared_.of_rows.residual[(i - kKept) * kOwnValues + j][thread_];
     }
     return residual_[i][j];
@@ -478,21 +503,24 @@ class Steps {
         pack_bf16(pair.x * turn.x - pair.y * turn.y, pair.x * turn.y + pair.y * turn.x);
     q_rope_ = {low_bf16(rotated), high_bf16(rotated)};
     if constexpr (L::kHasBf16Weights) {
-      static_assert(kRows == 1);
-      // Two rows of each half of a warp's kilobyte.
+      // Two rows of each half of a kilobyte.
       const uint4 x = narrow(load_eight(query + lane_ * 8 % kNope));
       const uint8_t* const slot = wait_for_chunk(0);
-      Pair sums =
-          multiply_step_bf16<kStepBytes>(slot + warp_ * 2 * kStepBytes + lane_ * 16, x, lane_);
-      if (!is_on_diagonal(lane_)) sums = {0, 0};
 #pragma unroll
-      for (int distance = 1; distance < 16; distance *= 2) {
-        sums.first += __shfl_xor_sync(~0u, sums.first, distance);
-        sums.second += __shfl_xor_sync(~0u, sums.second, distance);
-      }
-      if (lane_ % 16 == 0) {
-        this->sums()[warp_ * 4 + lane_ / 16] = sums.first;
-        this->sums()[warp_ * 4 + 2 + lane_ / 16] = sums.second;
+      for (int i = 0; i < kRows; ++i) {
+        const int four = token_warp() + i * kTokenWarps;
+        Pair pair =
+            multiply_step_bf16<kStepBytes>(slot + four * 2 * kStepBytes + lane_ * 16, x, lane_);
+        if (!is_on_diagonal(lane_)) pair = {0, 0};
+#pragma unroll
+        for (int distance = 1; distance < 16; distance *= 2) {
+          pair.first += __shfl_xor_sync(~0u, pair.first, distance);
+          pair.second += __shfl_xor_sync(~0u, pair.second, distance);
+        }
+        if (lane_ % 16 == 0) {
+          sums()[four * 4 + lane_ / 16] = pair.first;
+          sums()[four * 4 + 2 + lane_ / 16] = pair.second;
+        }
       }
     } else {
       float x_scale;
@@ -535,10 +563,17 @@ class Steps {
     const int keys = runs * kRows;  // of this warp
     // All of a warp's keys of a run are in one piece of it.
     const int piece = kPieces > 1 ? token_warp() * kRows / kKeys : 0;
+    // Two tokens' runs take turns while both have some.
+    const int of_other = other_runs(), both = min(runs, of_other);
+    const auto chunk_of_run = [&](int run) {
+      if (kRows > 1) run = run < both ? run * 2 + row() : run + both;
+      return run * kPieces + piece;
+    };
 #pragma unroll 1
     for (int first = -kBatch; first < keys + newest || first <= 0; first += kBatch) {
       if (first == 0) receive_query(l, query, query_scale);
       const std::byte* rows[kBatch];
+      const uint8_t* slot = nullptr;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int key = first + i;
@@ -550,7 +585,7 @@ class Steps {
         }
         if (key < 0 || key >= keys) continue;
         const int run = key / kRows, place = token_warp() * kRows + key % kRows;
-        const uint8_t* const slot = wait_for_chunk(chunk_of_run(run) * kPieces + piece);
+        if (i % kRows == 0) slot = wait_for_chunk(chunk_of_run(run));  // of all its keys
         if ((run * kHeadBlocks + part_) * kKeyRun + place < cached) {
           rows[i] = reinterpret_cast<const std::byte*>(slot) + place % kKeys * Row::kBytes;
           if (FATHOM_PLANTED(a_, kWrongKey) &&
@@ -562,25 +597,22 @@ class Steps {
       add_keys<Row>(rows, query, query_scale, q_rope_, lane_, sum);
       __syncwarp();
       if (first + lane_ >= 0 && lane_ < kBatch / kRows && first + lane_ < keys) {
-        release_chunk(chunk_of_run(first / kRows + lane_) * kPieces + piece, kRows * kPieces);
+        release_chunk(chunk_of_run(first / kRows + lane_), kRows * kPieces);
       }
     }
-    chunks_ += runs * kPieces;
-    if constexpr (kRows > 1) chunks_ += key_runs_of(other_cached(), part_) * kPieces;
+    chunks_ += (runs + of_other) * kPieces;
     sync_consumers();  // all have read the queries: scratch is free
     join_warps(sum);
   }
 
-  // Chunk of a run of the token's keys, in runs: the tokens' runs take turns while both have some.
-  __device__ int chunk_of_run(int run) const {
+  // Runs of the other token's keys.
+  __device__ int other_runs() const {
     if constexpr (kRows == 1) {
-      return run;
+      return 0;
     } else {
-      const int both = min(key_runs_of(cached(), part_), key_runs_of(other_cached(), part_));
-      return run < both ? run * 2 + row() : run + both;
+      return key_runs_of(shared_.of_rows.cached[row() ^ 1], part_);
     }
   }
-  __device__ int other_cached() const { return shared_.of_rows.cached[row() ^ 1]; }
 
   // The query in the type that the keys multiply in, and the factor of the scores.
   // Warps that receive none of it do not meet: one may still make the new cache row.
@@ -694,17 +726,20 @@ class Steps {
     const uint8_t* const slot = wait_for_chunk(0);
     static_assert(kValueRows == kWarps);
     if constexpr (L::kHasBf16Weights) {
-      static_assert(kRows == 1);
-      // The row's two halves as two rows.
-      float value = 0;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 x = *reinterpret_cast<const uint4*>(vector() + (i * kWarp + lane_) * 16);
-        value +=
-            multiply_step_bf16<0>(slot + (warp_ * 2 + i) * kStepBytes + lane_ * 16, x, lane_).first;
+      for (int i = 0; i < kRows; ++i) {
+        const int row = token_warp() + i * kTokenWarps;
+        // The row's two halves as two rows.
+        float value = 0;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const uint4 x = *reinterpret_cast<const uint4*>(vector() + (j * kWarp + lane_) * 16);
+          value +=
+              multiply_step_bf16<0>(slot + (row * 2 + j) * kStepBytes + lane_ * 16, x, lane_).first;
+        }
+        value = warp_sum(is_on_diagonal(lane_) ? value : 0);
+        if (lane_ == 0) sums()[row] = value;
       }
-      value = warp_sum(is_on_diagonal(lane_) ? value : 0);
-      if (lane_ == 0) shared_.sums[warp_] = value;
     } else {
       static_assert(kLatent == kStepBytes);
       const Sixteen x = load_x(lane_ * 16);

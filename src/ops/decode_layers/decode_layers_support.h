@@ -29,9 +29,7 @@ constexpr int kHeads = 16, kLatent = 512, kNope = 128, kRope = 64, kV = 128;
 struct V3Eighth {
   static constexpr int kHidden = 7168, kQLora = 1536, kInter = 256;
   static constexpr int kRouted = 256, kGroups = 8, kChosen = 8;
-  static constexpr int kMostRows = 2;  // tokens of a launch
-  // Cached tokens of a launch of one token, and of two.
-  static constexpr int kMostTokens = 4096, kMostTokensOfTwo = 2048;
+  static constexpr int kMostTokens = 4096;  // cached ones, of a launch
 };
 
 struct V2Lite {
@@ -41,6 +39,7 @@ struct V2Lite {
 };
 
 constexpr int kBlocks = 128;  // persistent CTAs, one per SM
+constexpr int kMostRows = 2;  // tokens of a launch
 
 }  // namespace decode_layers_kernel
 
@@ -75,19 +74,17 @@ constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind, int64_t rows)
     case DecodeLayersKind::kNone:
       return 0;
     case DecodeLayersKind::kV3Eighth:
-      return rows == 1 ? decode_layers_kernel::V3Eighth::kMostTokens
-                       : decode_layers_kernel::V3Eighth::kMostTokensOfTwo;
+      return rows == 1 ? decode_layers_kernel::V3Eighth::kMostTokens : 2048;
     case DecodeLayersKind::kV2LiteBf16:
-      return 5120;
+      return rows == 1 ? 5120 : 1792;
     default:
-      return 5632;
+      return rows == 1 ? 5632 : 1792;
   }
 }
 
 // Tokens that a launch takes at most.
 constexpr int64_t most_decode_layers_rows(DecodeLayersKind kind) {
-  if (kind == DecodeLayersKind::kV3Eighth) return decode_layers_kernel::V3Eighth::kMostRows;
-  return kind == DecodeLayersKind::kNone ? 0 : 1;
+  return kind == DecodeLayersKind::kNone ? 0 : decode_layers_kernel::kMostRows;
 }
 
 }  // namespace fathom::cuda

@@ -2,20 +2,13 @@
 #include "ops/decode_layers/decode_layers_v2_lite_cuda.cuh"
 
 namespace fathom::cuda::decode_layers_kernel {
-namespace {
-
-using Layout = V2LiteLayout<true>;
-template <typename Row>
-using Feeder = V2LiteFeeder<Row, Layout>;
-template <typename Row>
-using Layers = V2LiteLayers<Row, Layout>;
-
-}  // namespace
 
 void launch_v2_lite_bf16(const DecodeLayersArguments& arguments, GpuStream stream) {
-  launch_layers<Layout, Feeder, Layers>(arguments, stream);
+  launch_v2_lite<true>(arguments, stream);
 }
 
-int64_t v2_lite_exchange_bytes() { return sizeof(Layout::Exchanged); }
+int64_t v2_lite_exchange_bytes() {
+  return sizeof(V2LiteLayout<true, 1>::Exchanged) + sizeof(V2LiteLayout<true, 2>::Exchanged);
+}
 
 }  // namespace fathom::cuda::decode_layers_kernel

@@ -2,7 +2,10 @@
 // has, and the chunks in which they come.
 #pragma once
 
+#include <type_traits>
+
 #include "ops/decode_layers/decode_layers_feed_cuda.cuh"
+#include "ops/decode_layers/decode_layers_units_cuda.cuh"
 
 namespace fathom::cuda::decode_layers_kernel {
 
@@ -10,10 +13,12 @@ constexpr int kKvRows = kLatent + kRope;
 // Rows of kv_a before CTA b's.
 __device__ constexpr int first_kv_row(int b) { return b * kKvRows / kBlocks; }
 
-template <bool kBf16>
+template <bool kBf16, int kTokens>
 struct V2LiteLayout : V2Lite {
   static constexpr bool kHasBf16Weights = kBf16;
-  static constexpr int kRows = 1;
+  static constexpr int kRows = kTokens;
+  // A thread's, of consumers and of producers.
+  static constexpr int kRegisters = 104, kFeederRegisters = 64;
   static constexpr int kWeightSize = kBf16 ? 2 : 1;
   static constexpr int kExperts = kChosen + 1;           // the shared expert first
   static constexpr int kHiddenRows = kHidden / kBlocks;  // of o and of down
@@ -26,30 +31,29 @@ struct V2LiteLayout : V2Lite {
   static constexpr int kChunkRows = 6, kDownRows = 8, kSharedDownRows = 4;
   static constexpr int kWeightBytes = kChunkRows * kHidden * kWeightSize,
                        kSlotBytes = kWeightBytes + (kBf16 ? 0 : 2 * kHidden / kScaleRow * 4);
-  static constexpr int kSlots = kBf16 ? 8 : 16;
+  // A second token's activations take the memory of a quarter of the slots.
+  static constexpr int kSlots = (kBf16 ? 8 : 16) * (kRows == 1 ? 4 : 3) / 4;
   // Chunks in flight before the experts are chosen, while packets pass between CTAs, and after it.
   static constexpr unsigned kInFlight = kBf16 ? 1 : 2, kExpertsInFlight = 3;
   static constexpr int kQueryChunks = kQueryRows / kChunkRows,
                        kOChunks = (kHiddenRows + kChunkRows - 1) / kChunkRows,
                        kSharedGateChunks = (kSharedRows + kChunkRows - 1) / kChunkRows,
                        kGateChunks = (kInterRows + kChunkRows - 1) / kChunkRows,
-                       kGateUpChunks = 2 * kSharedGateChunks + 2 * kChosen * kGateChunks,
-                       kSharedDownChunks = kHiddenRows / kSharedDownRows,
-                       kDownChunks = kHiddenRows / kDownRows;
+                       kGateUpChunks =
+                           2 * kSharedGateChunks + 2 * kChosen * kGateChunks,  // a token's
+      kSharedDownChunks = kHiddenRows / kSharedDownRows, kDownChunks = kHiddenRows / kDownRows;
   // A packet has the activations of one chunk's rows.
   static constexpr int kActivationPackets = kSharedGateChunks + kChosen * kGateChunks;
   using Exchanged = Exchange<kRows, 1, kHiddenPackets, kActivationPackets>;
-  // The experts' activations, 16 bits each, lie in scratch.
-  // Experts in units of a routed one's work, of which the shared expert has two.
-  static constexpr int kUnits = 2 + kChosen;
-  static constexpr int kInner = kSharedInter + kChosen * kInter, kScratch = kInner / 2;
+  // A token's activations, 16 bits each, which lie in scratch.
+  static constexpr int kInner = kSharedInter + kChosen * kInter, kScratch = kRows * kInner / 2;
   static constexpr int kSums = 2 * kChunkRows * kGateUpChunks;  // rows, or halves of rows
   static constexpr int kMostScales = kInner / kScaleRow;
 };
 
-template <bool kBf16>
-constexpr bool layout_fits(V2LiteLayout<kBf16>) {
-  using L = V2LiteLayout<kBf16>;
+template <bool kBf16, int kTokens>
+constexpr bool layout_fits(V2LiteLayout<kBf16, kTokens>) {
+  using L = V2LiteLayout<kBf16, kTokens>;
   static_assert(L::kInterRows * kBlocks == L::kInter &&
                 L::kSharedRows * kBlocks == L::kSharedInter);
   static_assert(L::kQueryChunks * L::kChunkRows == kQueryRows);
@@ -58,21 +62,24 @@ constexpr bool layout_fits(V2LiteLayout<kBf16>) {
   static_assert(L::kSharedDownRows * L::kSharedInter * L::kWeightSize <= L::kWeightBytes);
   static_assert(kAbsorbRows * kNope * L::kWeightSize <= L::kWeightBytes &&
                 kValueRows * kLatent * L::kWeightSize <= L::kWeightBytes);
-  static_assert(kKeyAt + kKvRows <= L::kScratch && L::kHidden <= L::kScratch);
+  static_assert(kKeyAt + L::kRows * kKvRows <= L::kScratch && L::kHidden <= L::kScratch);
   static_assert(L::kSlotBytes % 128 == 0);
   static_assert(L::kChunkRows <= kPacketValues);
   static_assert(L::kSharedInter == 2 * L::kInter && L::kSharedGateChunks == 2 * L::kGateChunks &&
                 L::kSharedDownChunks == 2 * L::kDownChunks);
   static_assert(sizeof(Shared<L>) <= 227 * 1024);
+  static_assert(sizeof(typename L::Exchanged) % alignof(Packet) == 0);
+  static_assert(
+      std::is_same_v<typename L::Exchanged, typename V2LiteLayout<true, kTokens>::Exchanged>);
   return true;
 }
-static_assert(layout_fits(V2LiteLayout<true>()) && layout_fits(V2LiteLayout<false>()));
-static_assert(sizeof(V2LiteLayout<true>::Exchanged) == sizeof(V2LiteLayout<false>::Exchanged));
+static_assert(layout_fits(V2LiteLayout<true, 1>()) && layout_fits(V2LiteLayout<false, 1>()));
+static_assert(layout_fits(V2LiteLayout<true, 2>()) && layout_fits(V2LiteLayout<false, 2>()));
 
 // ---- which rows a chunk of gate and up has
 
 struct GateUpChunk {
-  int expert;  // 0: the shared one
+  int expert;  // unit; 0: the shared expert
   bool is_up;
   int first, rows;  // of the expert's gate, or up
 };
@@ -113,11 +120,12 @@ class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
       case kSharedGateUp:
         return 2 * L::kSharedGateChunks;
       case kGateUp:
-        return 2 * L::kChosen * L::kGateChunks;
+        barrier_wait(&shared_.chosen, l & 1);
+        return 2 * num_units(shared_) * L::kGateChunks;
       case kSharedDown:
         return L::kSharedDownChunks;
       case kDown:
-        return L::kChosen * L::kDownChunks;
+        return num_units(shared_) * L::kDownChunks;
       default:
         return 1;
     }
@@ -155,7 +163,6 @@ class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
           return rows_of(layer.shared_gate_up, chunk.is_up * L::kSharedInter + chunk.first,
                          chunk.rows);
         }
-        barrier_wait(&shared_.chosen, l & 1);
         const int64_t matrix = int64_t{shared_.ids[chunk.expert - 1]} * 2 + chunk.is_up;
         return rows_of(layer.gate_up, matrix * L::kInter + chunk.first, chunk.rows);
       }

@@ -1,4 +1,5 @@
-// The warp of a CTA that multiplies with V2-Lite's router and chooses each layer's experts.
+// The warps of a CTA that multiply with V2-Lite's router and choose each layer's experts, one for
+// each token.
 #pragma once
 
 #include "ops/decode_layers/decode_layers_v2_lite_feed_cuda.cuh"
@@ -6,15 +7,16 @@
 
 namespace fathom::cuda::decode_layers_kernel {
 
-// Runs beside the consumers, which begin with the shared expert: neither waits for the other's
-// instructions.
+// For one token. Runs beside the consumers, which begin with the shared expert: neither waits for
+// the other's instructions.
 template <typename Row, typename L>
 class V2LiteRouter {
  public:
-  __device__ V2LiteRouter(Shared<L>& shared, const DecodeLayersArguments& a)
+  __device__ V2LiteRouter(Shared<L>& shared, const DecodeLayersArguments& a, int row)
       : shared_(shared),
         a_(a),
         exchange_(*static_cast<typename L::Exchanged*>(a.exchange)),
+        row_(row),
         block_(static_cast<int>(blockIdx.x)),
         lane_(static_cast<int>(threadIdx.x) % kWarp) {}
 
@@ -29,6 +31,10 @@ class V2LiteRouter {
       put_logit(epoch);
       if (l + 1 < a_.num_layers) load_weights(l + 1);
       choose(epoch);
+      if constexpr (L::kRows > 1) {
+        named_barrier(kRouters, L::kRows * kWarp);
+        if (row_ == 0) make_units(shared_, a_, lane_);
+      }
     }
   }
 
@@ -46,7 +52,8 @@ class V2LiteRouter {
 
   // That part of the expert's logit.
   __device__ void put_logit(uint32_t epoch) const {
-    const uint8_t* const x = shared_.vector + (block_ % 2 * (L::kHidden / 2) + lane_ * 8) * 2;
+    const uint8_t* const x =
+        shared_.vector + (row_ * L::kHidden + block_ % 2 * (L::kHidden / 2) + lane_ * 8) * 2;
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kTimes; ++i) {
@@ -68,7 +75,8 @@ class V2LiteRouter {
     }
     sum = warp_sum(sum);
     if (lane_ != 0) return;
-    store_packet(&exchange_.logits[block_], __float_as_uint(sum), uint64_t{epoch} << 48);
+    store_packet(&exchange_.logits[row_ * kBlocks + block_], __float_as_uint(sum),
+                 uint64_t{epoch} << 48);
   }
 
   // The rules of gate() (ops/gate/gate.h) for kSoftmaxGreedy. A lane has experts `lane` and `lane`
@@ -76,8 +84,9 @@ class V2LiteRouter {
   __device__ void choose(uint32_t epoch) const {
     static_assert(L::kRouted == 2 * kWarp && kBlocks == 2 * L::kRouted);
     Packet packets[4];
+    const Packet* const logits_of_row = exchange_.logits + row_ * kBlocks;
     wait_for_packets(packets, epoch,
-                     [&](int i) { return exchange_.logits + (i / 2 * kWarp + lane_) * 2 + i % 2; });
+                     [&](int i) { return logits_of_row + (i / 2 * kWarp + lane_) * 2 + i % 2; });
     const auto part = [&](int i) {
       if (FATHOM_PLANTED(a_, kHalfLogit) && i % 2 == 1) return 0.0f;
       return __uint_as_float(static_cast<uint32_t>(packets[i].low));
@@ -109,27 +118,30 @@ class V2LiteRouter {
       }
     }
     const float factor = a_.gate.normalize ? 1 : a_.gate.scaling;
+    int32_t* ids = shared_.ids;
+    if constexpr (L::kRows > 1) ids = shared_.of_rows.chosen_ids[row_];
+    float* const weights = shared_.weights + row_ * L::kExperts + 1;  // after the shared expert's
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       if (places[j] < 0) continue;
-      shared_.ids[places[j]] = lane_ + j * kWarp;
-      shared_.weights[places[j]] = scores[j] * factor;
+      ids[places[j]] = lane_ + j * kWarp;
+      weights[places[j]] = scores[j] * factor;
     }
     __syncwarp();
     if (lane_ != 0) return;
     if (a_.gate.normalize) {
       float chosen = 0;
-      for (int i = 0; i < L::kChosen; ++i) chosen += shared_.weights[i];
-      for (int i = 0; i < L::kChosen; ++i) shared_.weights[i] /= chosen + 1e-20f;
+      for (int i = 0; i < L::kChosen; ++i) chosen += weights[i];
+      for (int i = 0; i < L::kChosen; ++i) weights[i] /= chosen + 1e-20f;
     }
-    if (FATHOM_PLANTED(a_, kDroppedExpert)) shared_.weights[L::kChosen - 1] = 0;
-    barrier_arrive(&shared_.chosen);
+    if (FATHOM_PLANTED(a_, kDroppedExpert)) weights[L::kChosen - 1] = 0;
+    if (L::kRows == 1) barrier_arrive(&shared_.chosen);
   }
 
   Shared<L>& shared_;
   const DecodeLayersArguments& a_;
   typename L::Exchanged& exchange_;
-  const int block_, lane_;
+  const int row_, block_, lane_;
   uint4 weights_[kTimes];  // of the layer whose input comes next
 };
 

@@ -15,6 +15,7 @@
 #include "ops/decode_layers/decode_layers_feed_cuda.cuh"
 #include "ops/decode_layers/decode_layers_launch_cuda.cuh"
 #include "ops/decode_layers/decode_layers_steps_cuda.cuh"
+#include "ops/decode_layers/decode_layers_units_cuda.cuh"
 
 namespace fathom::cuda::decode_layers_kernel {
 namespace {
@@ -30,6 +31,8 @@ template <int kTokens>
 struct Layout : V3Eighth {
   static constexpr bool kHasBf16Weights = false;
   static constexpr int kRows = kTokens;
+  // A thread's, of consumers and of producers.
+  static constexpr int kRegisters = kRows == 1 ? 104 : 112, kFeederRegisters = kRows == 1 ? 64 : 32;
   static constexpr int kExperts = kChosen + 1;           // the shared expert first
   static constexpr int kHiddenRows = kHidden / kBlocks;  // of o and of down
   static constexpr int kInterRows = kInter / kBlocks;    // of gate, and of up, of an expert
@@ -61,16 +64,6 @@ struct Layout : V3Eighth {
                 kKeyAt + kRows * (kLatent + kRope) <= kScratch);
 };
 static_assert(sizeof(Shared<Layout<1>>) <= 227 * 1024 && sizeof(Shared<Layout<2>>) <= 227 * 1024);
-
-// Routed experts that are read.
-template <typename L>
-__device__ inline int num_units(const Shared<L>& shared) {
-  if constexpr (L::kRows == 1) {
-    return L::kChosen;
-  } else {
-    return shared.of_rows.num_units;
-  }
-}
 
 // ---- producer threads
 
@@ -180,7 +173,7 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
   using Base::Base;
   static constexpr bool kMeetsRanks = kOfRanks;
 
-  __device__ static void run_aside(Shared<L>&, const DecodeLayersArguments&) {}
+  __device__ static void run_aside(Shared<L>&, const DecodeLayersArguments&, int) {}
 
   __device__ void half_layer(int l, bool is_attention) {
     if (!is_attention) router();
@@ -198,7 +191,7 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
         if (first > 0) {
           choose();
           sync_consumers();
-          if (warp_ == 0) make_units();
+          if (warp_ == 0) make_units(shared_, a_, lane_);
           sync_consumers();
         }
         products_of_hidden(first > 0 ? 2 * num_units(shared_) : kShared, first);
@@ -262,13 +255,12 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
   // ---- GEMVs
 
   // Multiplies 512 kSteps columns of two rows, kStride bytes apart, with each token's vector;
-  // vectors and their scales: the first token's; scales: those of the columns' blocks. Every lane
-  // gets the sums.
+  // vectors and their scales: the first token's; scales: those of the columns' blocks. The sums are
+  // the first row's in the lower lanes, the second row's in the upper ones (sum_pairs()).
   template <int kStride, int kSteps, int kUnroll>
-  __device__ void two_rows(const uint8_t* weights, const float* scales, const uint8_t* vectors,
-                           const float* x_scales, Pair (&sums)[kRows]) const {
-#pragma unroll
-    for (Pair& pair : sums) pair = {0, 0};
+  __device__ float two_rows(const uint8_t* weights, const float* scales, const uint8_t* vectors,
+                            const float* x_scales) const {
+    Pair sums[kRows] = {};
     weights += lane_ * 16;
     vectors += lane_ * 32;
     scales += lane_ / 8;
@@ -288,8 +280,15 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
 #pragma unroll
     for (Pair& pair : sums) {
       if (!is_on_diagonal(lane_)) pair = {0, 0};
-      pair = {warp_sum(pair.first), warp_sum(pair.second)};
     }
+    return sum_pairs(sums, lane_);
+  }
+
+  // Stores the sums of two rows that two_rows() has: each token's `step` apart from `to` on.
+  __device__ void store_two_rows(float sum, float* to, int step) const {
+    if (lane_ % (16 / kRows) != 0) return;
+    const int r = kRows == 1 ? 0 : lane_ / 8 % 2;
+    to[r * L::kSums + lane_ / 16 * step] = sum;
   }
 
   __device__ int num_qkv_chunks() const {
@@ -303,21 +302,14 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
 #pragma unroll 1
     for (int i = pair_; i < count; i += kPairs) {
       const uint8_t* const slot = wait_for_chunk(i);
-      Pair sums[kRows];
-      two_rows<L::kHidden, kSteps, kRows == 1 ? kSteps : 2>(
-          slot + half_ * (L::kHidden / 2),
-          reinterpret_cast<const float*>(slot + L::kWeightBytes) +
-              half_ * (L::kHidden / 2 / kScaleRow),
-          shared_.vector + half_ * L::kHidden, nullptr, sums);
-      if (lane_ == 0) {
-        release_chunk(i, kWarps / 2);
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          float* const to = shared_.sums + r * L::kSums + (first + i) * 4 + half_;
-          to[0] = sums[r].first;
-          to[2] = sums[r].second;
-        }
-      }
+      const float sum = two_rows < L::kHidden, kSteps,
+                  kRows == 1 ? kSteps
+                             : 2 > (slot + half_ * (L::kHidden / 2),
+                                    reinterpret_cast<const float*>(slot + L::kWeightBytes) +
+                                        half_ * (L::kHidden / 2 / kScaleRow),
+                                    shared_.vector + half_ * L::kHidden, nullptr);
+      if (lane_ == 0) release_chunk(i, kWarps / 2);
+      store_two_rows(sum, shared_.sums + (first + i) * 4 + half_, 2);
     }
     chunks_ += count;
     sync_consumers();
@@ -333,17 +325,10 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
     const auto* const scales = reinterpret_cast<const float*>(slot + L::kWeightBytes);
 #pragma unroll 1
     for (int i = half_ * kHalf; i < (half_ + 1) * kHalf; i += 2) {
-      Pair sums[kRows];
-      two_rows<kColumns, kColumns / kStepBytes, kRows == 1 ? kColumns / kStepBytes : 2>(
-          slot + i * kColumns, scales, shared_.vector, x_scales, sums);
-      if (lane_ == 0) {
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          float* const to = shared_.sums + r * L::kSums + pair_ * kChunkRows + i;
-          to[0] = sums[r].first;
-          to[1] = sums[r].second;
-        }
-      }
+      const float sum = two_rows < kColumns, kColumns / kStepBytes,
+                  kRows == 1 ? kColumns / kStepBytes
+                             : 2 > (slot + i * kColumns, scales, shared_.vector, x_scales);
+      store_two_rows(sum, shared_.sums + pair_ * kChunkRows + i, 1);
     }
     if (lane_ == 0) release_chunk(pair_, kWarps / 2);
   }
@@ -535,35 +520,6 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
     for (int i = 1; i < L::kExperts; ++i) weights[i] *= factor;
     weights[0] = 1;
     if (FATHOM_PLANTED(a_, kDroppedExpert)) weights[L::kChosen] = 0;
-  }
-
-  // Units: the first token's experts, then those of the second that the first has not. By one warp,
-  // a lane for each choice.
-  __device__ void make_units() const {
-    static_assert(kRows == 2 && kRows * L::kChosen <= kWarp);
-    const int r = lane_ / L::kChosen, j = lane_ % L::kChosen;
-    const bool is_choice = r < kRows;
-    const int id = is_choice ? shared_.of_rows.chosen_ids[r][j] : -1;
-    int same = -1;
-#pragma unroll
-    for (int i = 0; i < L::kChosen; ++i) {
-      if (__shfl_sync(~0u, id, i) == id) same = i;
-    }
-    const uint32_t added = __ballot_sync(~0u, r == 1 && same < 0);
-    const int unit = 1 + (same >= 0 ? same : L::kChosen + __popc(added & ((1u << lane_) - 1)));
-    int32_t* const places = shared_.of_rows.place_of[0];
-    for (int i = lane_; i < kRows * L::kUnits; i += kWarp) places[i] = i % L::kUnits == 0 ? 0 : -1;
-    __syncwarp();
-    if (is_choice) {
-      shared_.ids[unit - 1] = id;
-      shared_.of_rows.unit_of[r][1 + j] = unit;
-      places[r * L::kUnits + unit] =
-          FATHOM_PLANTED(a_, kSharedExpertOnce) && r == 1 && same >= 0 ? -1 : 1 + j;
-      if (j == 0) shared_.of_rows.unit_of[r][0] = 0;
-    }
-    if (lane_ == 0) shared_.of_rows.num_units = L::kChosen + __popc(added);
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive(&shared_.chosen);
   }
 
   // The activation from the sums of gate and up, which alternate for each expert.
