@@ -16,7 +16,8 @@ import re
 # Fields that are results, with their units; what is not among them says what was measured.
 UNITS = {
     "us": "us", "floor_us": "us", "absorbed_us": "us", "mha_us": "us", "moe_layer_us": "us",
-    "step_us": "us", "step_of_fewer_layers_us": "us", "cublaslt_us": "us", "gate_up_us": "us",
+    "step_us": "us", "step_of_fewer_layers_us": "us", "by_operations_us": "us",
+    "cublaslt_us": "us", "gate_up_us": "us",
     "down_us": "us", "few_rows_us": "us", "one_row_us": "us", "without_us": "us",
     "verify_us": "us", "first_draft_us": "us", "later_draft_us": "us", "gb_s": "GB/s",
     "tflops": "TFLOP/s",
