@@ -25,6 +25,7 @@ skipped_handoff decode_layers_cuda_test Formats/DecodeLayersCuda.TwoTokensOfShor
 dropped_expert decode_layers_cuda_test Formats/DecodeLayersCuda.TwoTokensOfShortText/*
 extra_row decode_layers_cuda_test Formats/DecodeLayersCuda.TwoTokensOfShortText/*
 skipped_key_handoff decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/V2Lite*
+skipped_key_handoff decode_layers_cuda_test Formats/DecodeLayersCuda.TwoTokensOfShortText/V2Lite*
 half_logit decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/V2Lite*
 half_logit decode_layers_cuda_test Formats/DecodeLayersCuda.TwoTokensOfShortText/V2Lite*
 skipped_activations decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/V2Lite*

@@ -197,6 +197,11 @@ class Report(unittest.TestCase):
         self.assertEqual(gpu_report_rows.of_fathom("v/b1", {"batch_size": 1, "avg_latency": 2.5}),
                          {"v/b1:avg_latency": 2.5})
 
+    def test_no_time_is_part_of_a_name(self):  # a row of its own for each run
+        for report in (ROOT / "bench/results").glob("gpu_report_*.json"):
+            for name in json.loads(report.read_text(encoding="utf-8"))["rows"]:
+                self.assertNotRegex(name.rpartition(":")[0], r"_us[\d.]+", report.name)
+
     def test_groups_fit_a_call_of_ten_minutes(self):
         for name, group in gpu_report.GROUPS.items():
             self.assertLessEqual(3 * group.seconds, 540, name)

@@ -69,6 +69,9 @@ struct Exchange {
 constexpr int kKeyAt = 4096;
 constexpr int kMostRowBytes = LatentRow<CacheFormat::kBF16>::kBytes;  // of the cache
 
+// Most experts that so many tokens have together, the shared one included.
+__host__ __device__ constexpr int most_units(int rows, int chosen) { return 1 + rows * chosen; }
+
 // Values of the residuals that threads have no registers for, kCount of each thread.
 template <int kCount>
 struct SharedResiduals {
@@ -85,8 +88,8 @@ struct SharedOfRows
   // Units are the experts of all tokens, each listed once; unit 0 is the shared expert.
   int32_t chosen_ids[kRows][L::kChosen];
   int32_t unit_of[kRows][L::kExperts];  // of a token's shared expert and of its chosen ones
-  int32_t place_of[kRows][1 + kRows * L::kChosen];  // the reverse; -1: not of this token
-  int32_t num_units;                                // of routed experts
+  int32_t place_of[kRows][most_units(kRows, L::kChosen)];  // the reverse; -1: not of this token
+  int32_t num_units;                                       // of routed experts
 };
 template <typename L>
 struct SharedOfRows<L, 1> {};

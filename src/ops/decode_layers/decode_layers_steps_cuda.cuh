@@ -2,6 +2,8 @@
 // attention, the residual and its norms, and the packets between CTAs.
 #pragma once
 
+#include <algorithm>
+
 #include "base/math_constants.h"
 #include "device/cuda/peer_packets.cuh"
 #include "ops/decode_layers/decode_layers_keys_cuda.cuh"
@@ -24,9 +26,9 @@ __device__ inline Pair multiply_step_bf16(const uint8_t* weights, const uint4& x
   return {odd ? d[0][1] + d[1][1] : d[0][0] + d[1][0], odd ? d[0][3] + d[1][3] : d[0][2] + d[1][2]};
 }
 
-// Sums over a warp of each pair's two values, one of them a lane: lanes from 16 on have second
-// values; of two pairs, lanes with bit 3 have the second pair's. Fewer shuffles than a sum for
-// each.
+// Reduces both values of one or two pairs over the warp, with fewer shuffles than a reduction of
+// each. Lanes 0 to 15 get the sum of first values, the others that of second values; of two pairs,
+// lanes whose bit 3 is set get the second pair's.
 template <int kPairCount>
 __device__ inline float sum_pairs(const Pair (&pairs)[kPairCount], int lane) {
   static_assert(kPairCount == 1 || kPairCount == 2);

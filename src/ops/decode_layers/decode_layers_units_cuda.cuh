@@ -27,10 +27,11 @@ __device__ inline int place_of_unit(const Shared<L>& shared, int row, int unit) 
 }
 
 // Lists the units of two tokens: the first token's experts, then those of the second that the first
-// has not. From chosen_ids, and tells the barrier `chosen`. By one warp, a lane for each choice.
+// has not. Reads chosen_ids and arrives at the barrier `chosen`. By one warp, a lane for each
+// choice.
 template <typename L>
 __device__ inline void make_units(Shared<L>& shared, const DecodeLayersArguments& a, int lane) {
-  constexpr int kRows = L::kRows, kUnits = 1 + kRows * L::kChosen;
+  constexpr int kRows = L::kRows, kUnits = most_units(kRows, L::kChosen);
   static_assert(kRows == 2 && kRows * L::kChosen <= kWarp);
   auto& lists = shared.of_rows;
   const int r = lane / L::kChosen, j = lane % L::kChosen;

@@ -50,8 +50,8 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
         break;
       }
       put_activations(group);
-      // The shared expert's rows of down while the choice is made; the others' at the end, a
-      // group's activations on their way meanwhile.
+      // The shared expert's rows of down while the choice is made; the others' at the end, while
+      // the last group's activations are exchanged.
       const int until = group + 1 < kGroups ? 1 : kGroups;
 #pragma unroll 1
       for (; down_group < until; ++down_group) down(l, down_group);
@@ -285,10 +285,11 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
 
   // ---- experts
 
-  // A token's experts have places, the shared one the first. Chunks of gate and up of a routed
-  // expert, and those of the token before a place's; the same for down and for activations, of
-  // which a packet has those of a chunk's rows of gate.
-  static constexpr int kUnitChunks = 2 * L::kGateChunks;
+  // Place 0 of a token is the shared expert, places 1 to kChosen are its routed ones in the order
+  // of their choice. Chunks of gate and up, chunks of down, packets and columns of activations lie
+  // in the order of places: these functions give a place's first one. A packet has the activations
+  // of a chunk of gate.
+  static constexpr int kUnitChunks = 2 * L::kGateChunks;  // of gate and up of a routed expert
   __device__ static int before(int place, int of_shared, int of_routed) {
     return place == 0 ? 0 : of_shared + (place - 1) * of_routed;
   }
@@ -305,8 +306,10 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
     return before(place, L::kSharedInter, L::kInter);
   }
 
-  // Groups of places: the shared expert, then up to four routed ones each; of two tokens, which
-  // have more work to hide the activations' way, all routed ones. Of one token, places are units.
+  // Groups of places whose activations are exchanged together: the shared expert; then, of one
+  // token, up to four routed ones each, so that one group's exchange overlaps with the other's
+  // products; of two tokens all routed ones, whose weights fill the ring meanwhile. One token's
+  // places are the units.
   static constexpr int kGroups = kRows == 1 ? 3 : 2, kGroupPlaces = kRows == 1 ? 4 : L::kChosen;
   __device__ static int first_place(int group) {
     return group == 0 ? 0 : 1 + (group - 1) * kGroupPlaces;
@@ -351,8 +354,8 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
     if constexpr (!L::kHasBf16Weights) scale_activations(group);
     if (kRows == 1 && group > 0) barrier_wait(&shared_.chosen, l & 1);
     const int chunks = group == 0 ? L::kSharedDownChunks : units_of(group) * L::kDownChunks;
-    // Each warp of a pair has half of a chunk's rows. Pairs that would be left have the shared
-    // expert's of the second token.
+    // Each warp of a pair has half of a chunk's rows. The shared expert has half as many chunks as
+    // there are pairs: the other pairs multiply the same chunks for the second token.
     static_assert(L::kSharedDownChunks * kMostRows == kPairs);
     if (group == 0) {
       if (pair_ < chunks * kRows) {

@@ -69,6 +69,7 @@ constexpr bool layout_fits(V2LiteLayout<kBf16, kTokens>) {
                 L::kSharedDownChunks == 2 * L::kDownChunks);
   static_assert(sizeof(Shared<L>) <= 227 * 1024);
   static_assert(sizeof(typename L::Exchanged) % alignof(Packet) == 0);
+  // v2_lite_exchange_bytes() is that of both types of weights.
   static_assert(
       std::is_same_v<typename L::Exchanged, typename V2LiteLayout<true, kTokens>::Exchanged>);
   return true;
@@ -79,7 +80,7 @@ static_assert(layout_fits(V2LiteLayout<true, 2>()) && layout_fits(V2LiteLayout<f
 // ---- which rows a chunk of gate and up has
 
 struct GateUpChunk {
-  int expert;  // unit; 0: the shared expert
+  int expert;  // its unit; 0: the shared expert
   bool is_up;
   int first, rows;  // of the expert's gate, or up
 };

@@ -43,9 +43,9 @@ struct Layout : V3Eighth {
   static constexpr int kSlots = kRows == 1 ? 10 : 8, kWeightBytes = 16384,
                        kSlotBytes = kWeightBytes + 512;
   static constexpr int kInFlight = 4;
-  static constexpr int kScratch = kWarps * kLatent;   // floats
-  static constexpr int kUnits = 1 + kRows * kChosen;  // most experts that tokens have together
-  static constexpr int kSums = 2 * kUnits * kInterRows * 2;  // rows, or halves of rows
+  static constexpr int kScratch = kWarps * kLatent;  // floats
+  static constexpr int kSums =
+      2 * most_units(kRows, kChosen) * kInterRows * 2;  // rows, or halves of rows
   static constexpr int kMostScales = 32;
 
   static constexpr int kQueryChunkRows = 8, kOChunkRows = 8;
@@ -257,9 +257,11 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
   // Multiplies 512 kSteps columns of two rows, kStride bytes apart, with each token's vector;
   // vectors and their scales: the first token's; scales: those of the columns' blocks. The sums are
   // the first row's in the lower lanes, the second row's in the upper ones (sum_pairs()).
-  template <int kStride, int kSteps, int kUnroll>
+  template <int kStride, int kSteps>
   __device__ float two_rows(const uint8_t* weights, const float* scales, const uint8_t* vectors,
                             const float* x_scales) const {
+    // Whole loops of two tokens spill registers.
+    constexpr int kUnroll = kRows == 1 ? kSteps : 2;
     Pair sums[kRows] = {};
     weights += lane_ * 16;
     vectors += lane_ * 32;
@@ -284,7 +286,8 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
     return sum_pairs(sums, lane_);
   }
 
-  // Stores the sums of two rows that two_rows() has: each token's `step` apart from `to` on.
+  // Stores what two_rows() returned: for each token, whose sums lie kSums apart, the first row's
+  // sum at `to` and the second row's `step` behind it.
   __device__ void store_two_rows(float sum, float* to, int step) const {
     if (lane_ % (16 / kRows) != 0) return;
     const int r = kRows == 1 ? 0 : lane_ / 8 % 2;
@@ -302,12 +305,11 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
 #pragma unroll 1
     for (int i = pair_; i < count; i += kPairs) {
       const uint8_t* const slot = wait_for_chunk(i);
-      const float sum = two_rows < L::kHidden, kSteps,
-                  kRows == 1 ? kSteps
-                             : 2 > (slot + half_ * (L::kHidden / 2),
-                                    reinterpret_cast<const float*>(slot + L::kWeightBytes) +
-                                        half_ * (L::kHidden / 2 / kScaleRow),
-                                    shared_.vector + half_ * L::kHidden, nullptr);
+      const float sum =
+          two_rows<L::kHidden, kSteps>(slot + half_ * (L::kHidden / 2),
+                                       reinterpret_cast<const float*>(slot + L::kWeightBytes) +
+                                           half_ * (L::kHidden / 2 / kScaleRow),
+                                       shared_.vector + half_ * L::kHidden, nullptr);
       if (lane_ == 0) release_chunk(i, kWarps / 2);
       store_two_rows(sum, shared_.sums + (first + i) * 4 + half_, 2);
     }
@@ -325,9 +327,8 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
     const auto* const scales = reinterpret_cast<const float*>(slot + L::kWeightBytes);
 #pragma unroll 1
     for (int i = half_ * kHalf; i < (half_ + 1) * kHalf; i += 2) {
-      const float sum = two_rows < kColumns, kColumns / kStepBytes,
-                  kRows == 1 ? kColumns / kStepBytes
-                             : 2 > (slot + i * kColumns, scales, shared_.vector, x_scales);
+      const float sum = two_rows<kColumns, kColumns / kStepBytes>(slot + i * kColumns, scales,
+                                                                  shared_.vector, x_scales);
       store_two_rows(sum, shared_.sums + pair_ * kChunkRows + i, 1);
     }
     if (lane_ == 0) release_chunk(pair_, kWarps / 2);
