@@ -78,12 +78,12 @@ IN_ORDER=$(between Error "$join" "$join"
   between Error "$task" "$task_read")
 # decode_layers alone (docs/kernels/decode_layers.md#tests): the functions are common to several kernels.
 # Slots of the ring and their turns, by mbarriers of one arrival a warp and by release and acquire; the
-# page table, by one arrival after a named barrier; the newest key's row, by one after __syncwarp(); the
+# page table and the order of keys, by one arrival after a named barrier; the newest key's row, by one after __syncwarp(); the
 # combine of warps, over the query's memory, and the rows of W_UV, between whose sides the consumers' named
 # barrier stands.
 copy='copy_bytes_under\(' turn='store_release_in_block\(' turn_seen='load_acquire_in_block\('
-slot_read='(multiply_step(_bf16)?<|warp_mma_16x8x16\(|load_(pairs|rope|scale)<|V2LiteLayers<[^=]*::(products|multiply_down)<|Steps<[^=]*::(absorb|values)\()'
-pages='Steps<[^=]*::run\(' pages_read='FeederOf<[^=]*::keys_of\('
+slot_read='(multiply_step(_bf16)?<|warp_mma_16x8x16\(|load_(pairs|rope|scale)<|Layers<[^=]*::(products|multiply_down|two_rows)<|Steps<[^=]*::(absorb|values)\()'
+pages='(Steps<[^=]*::run\(|place_token<|list_runs<)' pages_read='(FeederOf<[^=]*::(keys_of|count_of_keys)\(|num_runs<)'
 row='(store_eight|write_latent_row)' row_read='load_(pairs|rope|scale)<' combine='Steps<[^=]*::join_warps\('
 either() { between "$1" "$2" "$3"; between "$1" "$3" "$2"; }
 OF_DECODE_LAYERS=$(either Error "$copy" "$slot_read"

@@ -26,9 +26,10 @@ struct Work {
   int turns;
 };
 
-// Two rows: of two sequences, and of one, as a step with a draft has them.
-constexpr Work kWorks[] = {{1, 1, 1024, 31}, {2, 1, 1024, 21},  {1, 2, 1024, 21},
-                           {16, 1, 1024, 5}, {128, 1, 1024, 5}, {1, 4096, 0, 3}};
+// Two to four rows: of a sequence each, and of one, as a step with drafts has them.
+constexpr Work kWorks[] = {{1, 1, 1024, 31},  {2, 1, 1024, 21}, {1, 2, 1024, 21}, {3, 1, 1024, 21},
+                           {1, 3, 1024, 21},  {4, 1, 1024, 21}, {1, 4, 1024, 21}, {16, 1, 1024, 5},
+                           {128, 1, 1024, 5}, {1, 4096, 0, 3}};
 constexpr int kWarmTurns = 3;
 constexpr int64_t kMostRows = 4096, kMostLogitRows = 128, kMostPages = 128 * 17;
 

@@ -103,7 +103,8 @@ class OnGpu {
 
   std::vector<std::byte> cache() const { return cache_.to_host(); }
   const LatentLayout& row() const { return row_; }
-  // Of a step of so many rows that takes one launch.
+  // Of a step that takes one launch.
+  int64_t most_rows() const { return model_->most_rows_of_one_launch(); }
   int32_t most_keys(int64_t rows) const {
     return static_cast<int32_t>(model_->most_keys_of_one_launch(rows));
   }
@@ -147,6 +148,11 @@ class GpuDecodeLayers : public testing::TestWithParam<Form> {
   static int32_t id_of(int32_t i) { return (i * 7919 + 13) % 4000; }
   static Token token(int32_t position, int32_t sequence = 0) {
     return {id_of(position), position, sequence};
+  }
+  static std::vector<Token> neighbours(int32_t first, int32_t count) {
+    std::vector<Token> tokens;
+    for (int32_t i = 0; i < count; ++i) tokens.push_back(token(first + i));
+    return tokens;
   }
   // Expects that the step of these tokens writes their rows in each layer, and no other byte.
   void expect_rows_of(OnGpu& model, const std::vector<Token>& tokens) const;
@@ -206,50 +212,61 @@ TEST_P(GpuDecodeLayers, WriteTheTokensRowsAlone) {
   }
 }
 
-TEST_P(GpuDecodeLayers, WriteTwoTokensRowsAlone) {
-  OnGpu model(checkpoint_, GetParam().format, false);
-  const int32_t most = model.most_keys(2);
-  // No row twice: it would get the same bytes again.
-  for (const int32_t position : {0, 63, 130, 1023, most - 2}) {
-    expect_rows_of(model, {token(position), token(position + 1)});
-  }
-  for (const auto& [first, second] : {std::pair{2, most - 8}, {most - 3, 3}, {66, 1026}}) {
-    expect_rows_of(model, {token(first, 0), token(second, 1)});
+TEST_P(GpuDecodeLayers, WriteSeveralTokensRowsAlone) {
+  for (int32_t rows = 2, most_rows = 2; rows <= most_rows; ++rows) {
+    OnGpu model(checkpoint_, GetParam().format, false);
+    most_rows = static_cast<int32_t>(model.most_rows());
+    const int32_t most = model.most_keys(rows);
+    // No row twice: it would get the same bytes again.
+    for (const int32_t position : {0, 63, 130, 1023, most - rows}) {
+      expect_rows_of(model, neighbours(position, rows));
+    }
+    for (const auto& [first, second] : {std::pair{10, most - 8}, {most - 20, 3}, {70, 1030}}) {
+      std::vector<Token> tokens = neighbours(first, rows - 1);
+      tokens.push_back(token(second, 1));
+      expect_rows_of(model, tokens);
+    }
   }
 }
 
 // Neighbours of one sequence, and tokens of two sequences with the same text: as near to float64 as
 // one by one, and of equal tokens both have the same bits. Medians: a rounding difference makes
 // random weights choose other experts, for one token in ten.
-TEST_P(GpuDecodeLayers, TwoTokensAreNearFloat64) {
+TEST_P(GpuDecodeLayers, SeveralTokensAreNearFloat64) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < 12; ++i) ids.push_back(id_of(i));
   const std::vector<double> expected = Float64Model(checkpoint_).logits(ids);
-  const auto vocab = static_cast<size_t>(checkpoint_.config().vocab_size);
+  const auto vocab = std::ssize(expected) / 12;
+  const auto cosine_of = [&](const std::vector<float>& logits, std::ptrdiff_t row, int32_t id) {
+    const auto begin = logits.begin() + row * vocab;
+    return cosine({begin, begin + vocab}, expected.data() + id * vocab);
+  };
   OnGpu single(checkpoint_, GetParam().format, false),
-      neighbours(checkpoint_, GetParam().format, false),
+      neighbouring(checkpoint_, GetParam().format, false),
       sequences(checkpoint_, GetParam().format, false);
-  std::vector<double> alone, beside, beside_other;
-  for (int32_t i = 0; i < 12; i += 2) {
-    const std::vector<float> both = neighbours.logits({token(i), token(i + 1)});
-    for (int32_t j = i; j < i + 2; ++j) {
-      const double* const at = expected.data() + static_cast<size_t>(j) * vocab;
-      const auto begin = both.begin() + static_cast<std::ptrdiff_t>(vocab) * (j - i);
-      const std::vector<float> one = single.logits(id_of(j), j),
-                               two = sequences.logits({token(j, 0), token(j, 1)});
-      const auto middle = two.begin() + std::ssize(one);
-      const std::vector<float> of_two(two.begin(), middle);
-      alone.push_back(cosine(one, at));
-      beside.push_back(cosine({begin, begin + static_cast<std::ptrdiff_t>(vocab)}, at));
-      beside_other.push_back(cosine(of_two, at));
-      EXPECT_EQ(std::vector<float>(middle, two.end()), of_two) << j;
-    }
+  std::vector<double> alone, beside_other;
+  for (int32_t i = 0; i < 12; ++i) {
+    alone.push_back(cosine_of(single.logits(id_of(i), i), 0, i));
+    const std::vector<float> two = sequences.logits({token(i, 0), token(i, 1)});
+    beside_other.push_back(cosine_of(two, 0, i));
+    const std::vector<float> of_first(two.begin(), two.begin() + vocab),
+        of_second(two.begin() + vocab, two.end());
+    EXPECT_EQ(of_second, of_first) << i;
   }
-  for (std::vector<double>* cosines : {&alone, &beside, &beside_other}) {
-    std::ranges::sort(*cosines);
-    std::printf("cosine to float64 %.6f in the middle, %.6f at least\n", (*cosines)[6],
-                (*cosines)[0]);
-    EXPECT_GE((*cosines)[6], alone[6] - 0.02);
+  std::ranges::sort(alone);
+  const auto expect_near = [&](std::vector<double> cosines) {
+    std::ranges::sort(cosines);
+    std::printf("cosine to float64 %.6f in the middle, %.6f at least\n", cosines[6], cosines[0]);
+    EXPECT_GE(cosines[6], alone[6] - 0.02);
+  };
+  expect_near(beside_other);
+  for (int32_t rows = 2; rows <= single.most_rows(); ++rows) {
+    std::vector<double> beside;
+    for (int32_t i = 0; i < 12; i += rows) {
+      const std::vector<float> all = neighbouring.logits(neighbours(i, rows));
+      for (int32_t j = 0; j < rows; ++j) beside.push_back(cosine_of(all, j, i + j));
+    }
+    expect_near(beside);
   }
 }
 
@@ -280,11 +297,15 @@ TEST_P(GpuDecodeLayersShort, OneToken) {
   for (const float logit : model.logits(17, 200)) EXPECT_TRUE(std::isfinite(logit));
 }
 
-TEST_P(GpuDecodeLayersShort, TwoTokens) {
+TEST_P(GpuDecodeLayersShort, SeveralTokens) {
   auto checkpoint = open_test_config(GetParam().model);
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   OnGpu model(*checkpoint, GetParam().format, false);
-  for (const float logit : model.logits({{17, 200}, {18, 201}})) EXPECT_TRUE(std::isfinite(logit));
+  std::vector<Token> tokens = {{17, 200}};
+  while (std::ssize(tokens) < model.most_rows()) {
+    tokens.push_back({tokens.back().id + 1, tokens.back().position + 1});
+    for (const float logit : model.logits(tokens)) EXPECT_TRUE(std::isfinite(logit));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuDecodeLayersShort,

@@ -1,7 +1,7 @@
-// One token, or two, through several MoE layers in a single launch on a Hopper GPU: norm, attention
-// over the latent cache, norm, router, experts, and again, for the weights of one TP8 rank of
-// DeepSeek-V3 (16 heads, a TP8 slice of each expert's intermediate columns) and for
-// DeepSeek-V2-Lite.
+// One token, or a few, through several MoE layers in a single launch on a Hopper GPU: norm,
+// attention over the latent cache, norm, router, experts, and again, for the weights of one TP8
+// rank of DeepSeek-V3 (16 heads, a TP8 slice of each expert's intermediate columns; up to four
+// tokens) and for DeepSeek-V2-Lite (up to two).
 //
 // For each layer
 //
@@ -11,7 +11,8 @@
 // and each token's row is written to the layer's cache. Weights are e4m3 with block-wise 128 x 128
 // scales, or bf16 (V2-Lite), the router's always bf16. GEMV inputs beside e4m3 are f16 (scaled by a
 // power of two for each 128 columns where they are not a norm's result), not e4m3; beside bf16 they
-// are bf16. Values passed between CTAs are rounded to bf16, as they are between launches.
+// are bf16. Values passed between CTAs are rounded to bf16, as they are between launches, and so is
+// the residual before a norm; what is added up is fp32.
 //
 // Under tensor parallelism the rows of W_o and of the experts are parts of sums over ranks, which
 // are made within the launch: the launches of all ranks meet (V3's shape).
@@ -58,8 +59,8 @@ struct DecodeLayersArguments {
   DecodeLayersKind kind = DecodeLayersKind::kNone;  // which shape; not kNone
   const DecodeLayer* layers = nullptr;              // [num_layers]
   int32_t num_layers = 0;
-  // Tokens, at most most_decode_layers_rows(kind): of one sequence each, or consecutive ones of one
-  // sequence.
+  // Tokens, at most most_decode_layers_rows(kind), of any sequences; consecutive ones of a sequence
+  // stand together.
   int32_t rows = 1;
   // [rows, hidden]. On return it lacks the last layer's experts, which are in delta_out.
   float* residual = nullptr;
@@ -83,10 +84,10 @@ struct DecodeLayersArguments {
   GateOptions gate;  // as in the shape
   void* exchange = nullptr;
   // With more than one rank every delta but delta_in is a rank's part of a sum, rounded to bf16.
-  // The sum adds parts in the order of ranks in fp32 and is rounded to bf16. delta_in has to be
-  // null, delta_out stays a part. Takes 2 num_layers - 1 exchanges of the group's first `rows`
-  // rows, as many calls of peer_sum() would; ranks have [rows, hidden] inboxes. kV3Eighth only; all
-  // ranks' launches have to be resident at once.
+  // The sum adds parts to the residual in the order of ranks in fp32. delta_in has to be null,
+  // delta_out stays a part. Takes 2 num_layers - 1 exchanges of the group's first `rows` rows, as
+  // many calls of peer_sum() would; ranks have [rows, hidden] inboxes. kV3Eighth only; all ranks'
+  // launches have to be resident at once.
   PeerRank peers = {};
   FATHOM_PLANTED_FAULT
 };

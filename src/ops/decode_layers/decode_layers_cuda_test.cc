@@ -29,6 +29,7 @@ using namespace decode_layers_trial;
 
 // Relative to the root mean square: RMS error over all values, and largest error of one value.
 constexpr double kMostError = 0.02, kMostErrorOfOne = 0.12;
+constexpr int kMostDraws = 200;
 
 struct Error {
   double all = 0, most = 0;  // shares of the expected values' root mean square
@@ -137,11 +138,24 @@ struct Found {
   std::vector<std::vector<std::byte>> rows;  // the token's in the cache, of each layer
 };
 
-// Tokens of a launch: each at the end of its sequence, or two neighbours of one.
+// Tokens of a launch: at the end of their sequences, consecutive ones of a sequence together.
 using Tokens = std::vector<OracleSequence>;
 
-bool are_neighbours(const Tokens& tokens) {
-  return tokens.size() > 1 && tokens[0].block_table == tokens[1].block_table;
+bool are_of_one_sequence(const OracleSequence& a, const OracleSequence& b) {
+  return a.block_table == b.block_table;
+}
+
+// Tokens of token r's sequence: the first one, and how many.
+struct Neighbours {
+  size_t first = 0, count = 0;
+};
+Neighbours neighbours_of(const Tokens& tokens, size_t r) {
+  Neighbours found{r, 0};
+  while (found.first > 0 && are_of_one_sequence(tokens[found.first - 1], tokens[r])) --found.first;
+  const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(found.first);
+  found.count = static_cast<size_t>(std::count_if(
+      begin, tokens.end(), [&](const auto& other) { return are_of_one_sequence(other, *begin); }));
+  return found;
 }
 
 class DecodeLayersCuda : public testing::TestWithParam<Form> {
@@ -165,18 +179,22 @@ class DecodeLayersCuda : public testing::TestWithParam<Form> {
     device_cos_sin_ = {};
   }
 
-  // number: of two sequences, which have half of the pages each.
+  // number: of sequences() sequences, which have as many pages each.
   OracleSequence sequence_at(int32_t position, int32_t number = 0) const {
     OracleSequence sequence;
     sequence.layout = {GetParam().format, Shape::kLatent, Shape::kRope};
     const auto pages = static_cast<int32_t>(GetParam().pages());
-    sequence.layer_bytes = (2 * pages + 1) * sequence.layout.page_bytes();
+    sequence.layer_bytes = (sequences() * pages + 1) * sequence.layout.page_bytes();
     // 27 has no factor in common with the number of pages: all but the first are used once.
     for (int32_t page = 0; page < pages; ++page) {
-      sequence.block_table.push_back((page + number * pages) * 27 % (2 * pages) + 1);
+      sequence.block_table.push_back((page + number * pages) * 27 % (sequences() * pages) + 1);
     }
     sequence.position = position;
     return sequence;
+  }
+
+  static int32_t sequences() {
+    return static_cast<int32_t>(most_decode_layers_rows(GetParam().kind));
   }
 
   // The cache before a test plants its keys: generated once for each format.
@@ -202,12 +220,21 @@ class DecodeLayersCuda : public testing::TestWithParam<Form> {
   std::vector<Found> launch(const Tokens& tokens, const std::vector<std::vector<float>>& residuals,
                             const std::vector<std::vector<uint16_t>>& deltas,
                             std::vector<std::byte>& cache, const OtherRanks* others) const;
-  void compare(const Tokens& tokens, OtherRanks* others = nullptr);
-  void compare(int32_t position) { compare(Tokens{sequence_at(position)}); }
-  void compare_two(int32_t first, int32_t second) {
-    compare({sequence_at(first, 0), sequence_at(second, 1)});
+  void compare_tokens(const Tokens& tokens, OtherRanks* others);
+  void compare(int32_t position) { compare({{position, 1}}); }
+  // A sequence's first token, and how many follow one another.
+  using Lengths = std::vector<std::pair<int32_t, int32_t>>;
+  void compare(const Lengths& lengths, OtherRanks* others = nullptr) {
+    SCOPED_TRACE(testing::PrintToString(lengths));
+    Tokens tokens;
+    for (size_t number = 0; number < lengths.size(); ++number) {
+      const auto [first, count] = lengths[number];
+      for (int32_t i = 0; i < count; ++i) {
+        tokens.push_back(sequence_at(first + i, static_cast<int32_t>(number)));
+      }
+    }
+    compare_tokens(tokens, others);
   }
-  void compare_neighbours(int32_t first) { compare({sequence_at(first), sequence_at(first + 1)}); }
 
   static std::unique_ptr<Weights> weights_;
   static DecodeLayersKind weights_of_;
@@ -250,7 +277,7 @@ std::vector<Found> DecodeLayersCuda::launch(const Tokens& tokens,
   for (const OracleSequence& token : tokens) {
     positions.push_back(token.position);
     slots.push_back(token.slot(token.position));
-    if (starts.empty() || !are_neighbours(tokens)) {
+    if (starts.empty() || neighbours_of(tokens, starts.size()).first == starts.size()) {
       starts.push_back(static_cast<int32_t>(tables.size()));
       tables.insert(tables.end(), token.block_table.begin(), token.block_table.end());
     } else {
@@ -308,10 +335,10 @@ void put_rows(const OracleSequence& token, const std::vector<std::vector<std::by
 }
 
 // others: the ranks that add to the layers' sums; null: none.
-void DecodeLayersCuda::compare(const Tokens& tokens, OtherRanks* others) {
+void DecodeLayersCuda::compare_tokens(const Tokens& tokens, OtherRanks* others) {
   const Shape shape = GetParam().shape();
   const double least_margin = GetParam().least_margin();
-  const size_t count = tokens.size(), shares = are_neighbours(tokens) ? count : 1;
+  const size_t count = tokens.size();
   std::mt19937 random(static_cast<uint32_t>(tokens[0].position) + 1);
   const std::vector<std::byte>& rows = random_rows(tokens[0]);
   const OracleNeedles no_needles{std::vector<int32_t>(Shape::kHeads, -1)};
@@ -321,37 +348,35 @@ void DecodeLayersCuda::compare(const Tokens& tokens, OtherRanks* others) {
   std::vector<std::vector<double>> sums(count);
   std::vector<std::vector<std::vector<double>>> other_parts(count);
   double margin = 0;
-  for (int draw = 0; draw < 40 && margin < least_margin; ++draw) {
-    std::vector<std::vector<float>> residuals;
-    std::vector<std::vector<uint16_t>> deltas;
+  // The expected result of token r, whose sequence's later tokens see what they make of its cache
+  // row. plants: with its needles.
+  const auto expect = [&](size_t r, bool plants, std::vector<std::byte>& seen) {
+    const auto [first, shares] = neighbours_of(tokens, r);
+    expected[r] =
+        run_oracle(shape, weights_->oracle(), sums[r], tokens[r],
+                   plants ? needles_for(tokens[r].position, r - first, shares) : no_needles,
+                   cos_sin_, kSoftmaxScale, least_margin, seen,
+                   plants ? std::vector<std::vector<std::byte>>{} : found[r].rows, other_parts[r]);
+    if (shares > 1) put_rows(tokens[r], plants ? expected[r].rows : found[r].rows, seen);
+    margin = std::min(margin, expected[r].margin);
+    return expected[r].margin >= least_margin;
+  };
+  for (int draw = 0; draw < kMostDraws && margin < least_margin; ++draw) {
+    std::vector<std::vector<float>> residuals(count);
+    std::vector<std::vector<uint16_t>> deltas(count);
     if (others != nullptr) other_parts = others->draw(random);
+    cache = rows;
     for (size_t r = 0; r < count; ++r) {
-      residuals.push_back(random_f32(shape.hidden, 1, random));
-      deltas.push_back(random_bf16(shape.hidden, 0.5f, random));
-      sums[r].assign(residuals[r].begin(), residuals[r].end());
-      for (size_t i = 0; others == nullptr && i < sums[r].size(); ++i) {
-        sums[r][i] += from_bf16(deltas[r][i]);
+      for (int draw_of_token = 0; draw_of_token < kMostDraws; ++draw_of_token) {
+        residuals[r] = random_f32(shape.hidden, 1, random);
+        deltas[r] = random_bf16(shape.hidden, 0.5f, random);
+        sums[r].assign(residuals[r].begin(), residuals[r].end());
+        for (size_t i = 0; others == nullptr && i < sums[r].size(); ++i) {
+          sums[r][i] += from_bf16(deltas[r][i]);
+        }
+        if (expect(r, true, cache)) break;
       }
     }
-    cache = rows;
-    // Layers of one token after another: of neighbours the second's needles change what the first
-    // has attended to, which the second time both see.
-    const auto run = [&](bool plants) {
-      margin = 1e9;
-      std::vector<std::byte> seen = cache;
-      for (size_t r = 0; r < count && margin >= least_margin; ++r) {
-        expected[r] = run_oracle(
-            shape, weights_->oracle(), sums[r], tokens[r],
-            plants ? needles_for(tokens[r].position, shares > 1 ? r : 0, shares) : no_needles,
-            cos_sin_, kSoftmaxScale, plants && shares > 1 ? 0 : least_margin, plants ? cache : seen,
-            plants ? std::vector<std::vector<std::byte>>{} : found[r].rows, other_parts[r]);
-        if (!plants || shares == 1) margin = std::min(margin, expected[r].margin);
-        if (shares > 1)
-          put_rows(tokens[r], plants ? expected[r].rows : found[r].rows, plants ? cache : seen);
-      }
-    };
-    run(true);
-    if (margin < least_margin) continue;
     for (const OracleSequence& token : tokens) {  // what the launch has to write
       for (int64_t l = 0; l < kLayers; ++l) {
         const auto at = static_cast<std::ptrdiff_t>(token.row_at(l, token.position));
@@ -360,7 +385,11 @@ void DecodeLayersCuda::compare(const Tokens& tokens, OtherRanks* others) {
     }
     written = cache;
     found = launch(tokens, residuals, deltas, written, others);
-    run(false);
+    // Of neighbours a later one's needles have changed what the others attend to.
+    margin = 1e9;
+    std::vector<std::byte> seen = cache;
+    for (size_t r = 0; r < count && expect(r, false, seen); ++r) {
+    }
   }
   ASSERT_GE(margin, least_margin) << "no tokens whose experts are sure";
 
@@ -435,25 +464,61 @@ TEST_P(DecodeLayersCuda, ShortText) { compare(130); }
 TEST_P(DecodeLayersCuda, TwoTokens) {
   for (const auto& [first, second] :
        {std::pair{0, 1}, {17, 0}, {15, 16}, {130, 63}, {64, 1025}, {2048, 3001}, {4095, 4094}}) {
-    compare_two(first, second);
+    compare({{first, 1}, {second, 1}});
   }
   for (const int32_t position : {0, 1, 15, 16, 62, 63, 64, 127, 130, 1023, 3001, 4094}) {
-    compare_neighbours(position);
+    compare({{position, 2}});
   }
 }
 
 // A short case for sanitizers.
 TEST_P(DecodeLayersCuda, TwoTokensOfShortText) {
-  compare_neighbours(130);
-  compare_two(17, 130);
+  compare({{130, 2}});
+  compare({{17, 1}, {130, 1}});
 }
 
-// One token and two take turns: their launches have memory of their own.
-TEST_P(DecodeLayersCuda, OneTokenAndTwoInTurn) {
-  compare(40);
-  compare_two(130, 17);
-  compare(130);
-  compare_neighbours(130);
+// Three and four tokens of sequences of any lengths, each of which may have several.
+TEST_P(DecodeLayersCuda, FourTokens) {
+  if (sequences() < 4) GTEST_SKIP() << "the shape's launch takes two tokens";
+  for (const Lengths& lengths : {Lengths{{0, 1}, {1, 1}, {15, 1}, {16, 1}},
+                                 {{130, 1}, {63, 1}, {17, 1}, {0, 1}},
+                                 {{64, 1}, {1025, 1}, {130, 1}, {2048, 1}},
+                                 {{4095, 1}, {17, 1}, {3001, 1}, {1023, 1}},
+                                 {{130, 1}, {17, 1}, {1025, 1}},
+                                 {{0, 1}, {2048, 1}, {63, 1}},
+                                 {{130, 2}, {1025, 2}},
+                                 {{1025, 2}, {62, 1}},
+                                 {{17, 1}, {127, 2}},
+                                 {{63, 1}, {130, 3}},
+                                 {{1023, 3}, {4095, 1}},
+                                 {{16, 1}, {15, 2}, {130, 1}}}) {
+    compare(lengths);
+  }
+  for (const int32_t position : {0, 1, 14, 15, 16, 61, 63, 64, 127, 130, 1023, 2046, 4092}) {
+    compare({{position, 3}});
+    compare({{position, 4}});
+  }
+}
+
+// A short case for sanitizers.
+TEST_P(DecodeLayersCuda, FourTokensOfShortText) {
+  if (sequences() < 4) GTEST_SKIP() << "the shape's launch takes two tokens";
+  compare({{130, 3}});
+  compare({{17, 1}, {130, 2}, {64, 1}});
+}
+
+// Launches of different numbers of tokens take turns: each has memory of its own.
+TEST_P(DecodeLayersCuda, NumbersOfTokensInTurn) {
+  for (int turn = 0; turn < 2; ++turn) {
+    compare(40);
+    compare({{130, 1}, {17, 1}});
+    compare(130);
+    compare({{130, 2}});
+    if (sequences() < 4) continue;
+    compare({{40, 1}, {17, 1}, {130, 1}, {64, 1}});
+    compare({{40, 3}});
+    compare({{130, 4}});
+  }
 }
 
 // Sums over ranks within the launch, in several launches of one group: the layers as with the whole
@@ -462,12 +527,12 @@ TEST_P(DecodeLayersCuda, SumsOverRanks) {
   if (!GetParam().is_v3()) GTEST_SKIP() << "V2-Lite's launch meets no ranks";
   for (const auto& [ranks, own] : {std::pair{2, 1}, {4, 0}, {8, 5}}) {
     SCOPED_TRACE(testing::Message() << "rank " << own << " of " << ranks);
-    OtherRanks others(ranks, own, 1, GetParam().shape().hidden),
-        of_two(ranks, own, 2, GetParam().shape().hidden);
-    for (const int32_t position : {130, 17, 1024}) {
-      compare({sequence_at(position)}, &others);
-      compare({sequence_at(position), sequence_at(position + 1)}, &of_two);
-      ASSERT_FALSE(others.group.stopped() || of_two.group.stopped());
+    for (int32_t tokens = 1; tokens <= sequences(); ++tokens) {
+      OtherRanks others(ranks, own, tokens, GetParam().shape().hidden);
+      for (const int32_t position : {17, 1024}) {
+        compare({{position, tokens}}, &others);
+        ASSERT_FALSE(others.group.stopped());
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 #include "device/cuda/bulk_copy.cuh"
 #include "device/cuda/ptx.cuh"
 #include "ops/decode_layers/decode_layers_memory_cuda.cuh"
+#include "ops/decode_layers/decode_layers_tokens_cuda.cuh"
 
 namespace fathom::cuda::decode_layers_kernel {
 
@@ -49,27 +50,24 @@ class FeederOf {
 
  protected:
   __device__ int count_of_keys(int l) {
-    if (l == 0) {
-      barrier_wait(&shared_.pages_known, 0);
-#pragma unroll
-      for (int row = 0; row < L::kRows; ++row) cached_[row] = cached_tokens<L::kRows>(a_, row);
+    if (l == 0) barrier_wait(&shared_.pages_known, 0);
+    if constexpr (L::kRows == 1) {
+      if (l == 0) cached_ = a_.positions[0];
+      return key_runs_of(cached_, block_ % kHeadBlocks) * kKeyPieces<Row, L>;
+    } else {
+      return num_runs(shared_) * kKeyPieces<Row, L>;
     }
-    int count = 0;
-#pragma unroll
-    for (int row = 0; row < L::kRows; ++row) count += runs_of_keys(row);
-    return count * kKeyPieces<Row, L>;
   }
 
-  // Runs of two tokens' keys take turns while both have some, see Steps::chunk_of_run().
   __device__ Chunk keys_of(int i, int l) const {
     constexpr int kPieces = kKeyPieces<Row, L>, kKeys = kKeyRun / kPieces;
-    int row = 0, run = i / kPieces;
+    int row = 0, run = i / kPieces, cached = cached_;
     if constexpr (L::kRows > 1) {
-      const int runs[2] = {runs_of_keys(0), runs_of_keys(1)}, both = min(runs[0], runs[1]);
-      row = run < 2 * both ? run % 2 : runs[1] > runs[0];
-      run = run < 2 * both ? run / 2 : run - both;
+      const int at = shared_.of_rows.run_order[run];
+      row = at % L::kRows;
+      run = at / L::kRows;
+      cached = shared_.of_rows.cached[row];
     }
-    const int cached = row == 0 ? cached_[0] : cached_[L::kRows - 1];
     const int first = (block_ % kHeadBlocks + run * kHeadBlocks) * kKeyRun + i % kPieces * kKeys;
     const int page = shared_.pages[row * (L::kMostTokens / kPage) + first / kPage];
     return {a_.pages + l * a_.layer_bytes, (int64_t{page} * kPage + first % kPage) * Row::kBytes,
@@ -82,10 +80,6 @@ class FeederOf {
   const int block_, feeder_;
 
  private:
-  __device__ int runs_of_keys(int row) const {
-    return key_runs_of(cached_[row], block_ % kHeadBlocks);
-  }
-
   __device__ void feed(const Chunk& chunk, unsigned in_flight) {
     // A slot always belongs to the same thread: a parity bit cannot tell two turns apart.
     static_assert(L::kSlots % kFeeders == 0);
@@ -119,8 +113,8 @@ class FeederOf {
     }
   }
 
-  unsigned sequence_;          // of the next chunk in the launch
-  int cached_[L::kRows] = {};  // tokens of each row's sequence in the cache
+  unsigned sequence_;  // of the next chunk in the launch
+  int cached_ = 0;     // of one token: its position
 };
 
 }  // namespace fathom::cuda::decode_layers_kernel

@@ -6,6 +6,30 @@
 
 namespace fathom::cuda::decode_layers_kernel {
 
+// Reduces up to 16 values over the warp, with fewer shuffles than a reduction of each: a lane gets
+// the sum of value lane / (32 / kCount).
+template <int kCount>
+__device__ inline float sum_of_each(const float (&values)[kCount], int lane) {
+  static_assert(kCount <= 16 && (kCount & (kCount - 1)) == 0);
+  float x[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = values[i];
+  int distance = kWarp / 2;
+#pragma unroll
+  for (int count = kCount / 2; count > 0; count /= 2, distance /= 2) {
+    const bool is_high = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      x[i] = (is_high ? x[i + count] : x[i]) +
+             __shfl_xor_sync(~0u, is_high ? x[i] : x[i + count], distance);
+    }
+  }
+  float sum = x[0];
+#pragma unroll
+  for (; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+  return sum;
+}
+
 // A lane's sixteen values of a key as pairs of 16 bits.
 template <typename Row>
 __device__ inline void load_pairs(const std::byte* row, int lane, uint32_t (&pairs)[8]) {
@@ -99,9 +123,10 @@ __device__ inline void add_keys(const std::byte* const (&rows)[kBatch], const Si
     }
   }
   float most = sum.most;
+  const float score = sum_of_each(scores, lane);
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
-    scores[i] = warp_sum(scores[i]);
+    scores[i] = __shfl_sync(~0u, score, i * (kWarp / kBatch));
     if (rows[i] == nullptr) scores[i] = -INFINITY;
     most = fmaxf(most, scores[i]);
   }

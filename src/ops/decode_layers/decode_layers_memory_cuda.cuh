@@ -8,8 +8,6 @@
 // delay the CTAs' exchange of results.
 #pragma once
 
-#include <algorithm>
-
 #include "cache/latent_row_cuda.cuh"
 #include "device/cuda/block_packets.cuh"
 #include "device/cuda/ptx.cuh"
@@ -19,8 +17,7 @@ namespace fathom::cuda::decode_layers_kernel {
 
 constexpr int kHeadBlocks = kBlocks / kHeads;
 constexpr int kWarps = 16, kThreads = kWarps * 32, kAllThreads = kThreads + 128;
-constexpr int kResidualRegisters = 14;  // a thread
-constexpr int kPairs = kWarps / 2;      // pairs of warps that share a chunk
+constexpr int kPairs = kWarps / 2;  // pairs of warps that share a chunk
 
 constexpr int kQueryRows = (kNope + kRope) / kHeadBlocks;
 constexpr int kAbsorbRows = kLatent / kHeadBlocks, kValueRows = kV / kHeadBlocks;
@@ -51,7 +48,7 @@ template <int kRows, int kInputPackets, int kHiddenPackets, int kActivationPacke
 struct Exchange {
   static constexpr int kShares = kRows * kBlocks;
 
-  uint32_t epochs[4];  // [0]: number of layers so far
+  uint32_t epochs[4];  // [0]: epochs so far, one for each launch and one for each of its layers
   Packet input[kShares][kInputPackets];
   Packet query[kShares][kQueryPackets];
   Packet absorbed[kShares][kAbsorbPackets];
@@ -63,6 +60,19 @@ struct Exchange {
   Packet down[kShares][kHiddenPackets];
 };
 
+// ---- which keys a token attends to, and which CTA has them
+
+constexpr int kPage = 64;
+constexpr int kKeyRun = 16;  // consecutive keys of a page; one a warp
+
+// Runs of cached keys before this token's, and a CTA's share of them.
+__device__ inline int key_runs(int position) { return (position + kKeyRun - 1) / kKeyRun; }
+__device__ inline int key_runs_of(int position, int part) {
+  return (key_runs(position) - part + kHeadBlocks - 1) / kHeadBlocks;
+}
+// The split that has the token's own key.
+__device__ inline int newest_key_part(int position) { return key_runs(position) % kHeadBlocks; }
+
 // ---- shared memory
 
 // Offset in scratch of the tokens' new keys from W_kv_a, until attention begins.
@@ -72,24 +82,26 @@ constexpr int kMostRowBytes = LatentRow<CacheFormat::kBF16>::kBytes;  // of the 
 // Most experts that so many tokens have together, the shared one included.
 __host__ __device__ constexpr int most_units(int rows, int chosen) { return 1 + rows * chosen; }
 
-// Values of the residuals that threads have no registers for, kCount of each thread.
-template <int kCount>
-struct SharedResiduals {
-  float residual[kCount][kThreads];
-};
-template <>
-struct SharedResiduals<0> {};
-
 // Shared memory of launches of several tokens alone.
 template <typename L, int kRows>
-struct SharedOfRows
-    : SharedResiduals<std::max(L::kHidden* kRows / kThreads - kResidualRegisters, 0)> {
-  int32_t positions[kRows], cached[kRows];  // as in the arguments; cached_tokens()
+struct SharedOfRows {
+  static constexpr int kUnits = most_units(kRows, L::kChosen);
+
+  // Tokens; those that a launch has memory for and not in its arguments are at position 0 of a
+  // sequence of their own, with a residual of zeros.
+  int32_t positions[kRows];
+  int32_t first[kRows], count[kRows];  // of the token's sequence: its first token, and how many
+  int32_t cached[kRows];               // tokens of the sequence in the cache
+  // Runs of a sequence's keys that this CTA has, at its first token, 0 at the others; and all
+  // sequences' runs in the order in which they come, as run * kRows + first token.
+  int32_t runs[kRows];
+  uint16_t run_order[kRows * (L::kMostTokens / kKeyRun / kHeadBlocks)];
   // Units are the experts of all tokens, each listed once; unit 0 is the shared expert.
   int32_t chosen_ids[kRows][L::kChosen];
   int32_t unit_of[kRows][L::kExperts];  // of a token's shared expert and of its chosen ones
-  int32_t place_of[kRows][most_units(kRows, L::kChosen)];  // the reverse; -1: not of this token
-  int32_t num_units;                                       // of routed experts
+  int32_t place_of[kRows][kUnits];      // the reverse; -1: not of this token
+  uint32_t tokens_of[kUnits];           // of a routed one; bit r: of token r
+  int32_t num_units;                    // of routed experts
 };
 template <typename L>
 struct SharedOfRows<L, 1> {};
@@ -100,6 +112,7 @@ struct Shared {
   uint8_t ring[L::kSlots][L::kSlotBytes];
   float scratch[L::kScratch];
   uint8_t vector[L::kRows * L::kHidden * 2];  // GEMV inputs, 16 bits a value
+  float residual[L::kRows * L::kHiddenRows];  // of this CTA's rows
   std::byte row[L::kRows * kMostRowBytes];    // cache rows of the tokens
   float sums[L::kRows * L::kSums];            // rows, or halves of rows
   float warp_sums[L::kRows * kWarps];
@@ -121,15 +134,6 @@ struct Shared {
   SharedOfRows<L, L::kRows> of_rows;
 };
 
-// Tokens of the row's sequence that lie in the cache when the launch begins.
-template <int kRows>
-__device__ inline int cached_tokens(const DecodeLayersArguments& a, int row) {
-  if constexpr (kRows > 1) {
-    while (row > 0 && a.table_starts[row] == a.table_starts[row - 1]) --row;
-  }
-  return a.positions[row];
-}
-
 // Waits for the launch's chunk number `sequence`.
 template <typename L>
 __device__ inline const uint8_t* wait_for_chunk(Shared<L>& shared, unsigned sequence) {
@@ -145,7 +149,7 @@ __device__ inline const uint8_t* wait_for_chunk(Shared<L>& shared, unsigned sequ
 constexpr int kReceivers = kHeadBlocks * kAbsorbPackets;  // threads that receive a query
 
 // Named barriers; kSomeConsumers and the next: one for each token.
-constexpr int kConsumers = 1, kSomeConsumers = 2, kRouters = 4;
+constexpr int kConsumers = 1, kSomeConsumers = 2, kRouters = kSomeConsumers + kMostRows;
 __device__ inline void sync_consumers() { named_barrier(kConsumers, kThreads); }
 
 __device__ inline float load_ahead(const float* from) {
@@ -158,19 +162,6 @@ __device__ inline void load_four_ahead(const float* from, float (&v)[4]) {
                : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
                : "l"(from));
 }
-
-// ---- which keys a token attends to, and which CTA has them
-
-constexpr int kPage = 64;
-constexpr int kKeyRun = 16;  // consecutive keys of a page; one a warp
-
-// Runs of cached keys before this token's, and a CTA's share of them.
-__device__ inline int key_runs(int position) { return (position + kKeyRun - 1) / kKeyRun; }
-__device__ inline int key_runs_of(int position, int part) {
-  return (key_runs(position) - part + kHeadBlocks - 1) / kHeadBlocks;
-}
-// The split that has the token's own key.
-__device__ inline int newest_key_part(int position) { return key_runs(position) % kHeadBlocks; }
 
 // Slots that a run takes, if it is too large for one.
 template <typename Row, typename L>

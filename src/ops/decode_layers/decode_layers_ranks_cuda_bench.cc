@@ -1,6 +1,6 @@
-// A layer of DeepSeek-V3's TP8 slice for one token and for two in decode_layers() with its sums
-// over ranks, whose other ranks are a stand-in on the same device: what the sums cost where links
-// cost nothing. Two tokens are of two sequences, or neighbours of one. Time of a launch of 30
+// A layer of DeepSeek-V3's TP8 slice for one to four tokens in decode_layers() with its sums over
+// ranks, whose other ranks are a stand-in on the same device: what the sums cost where links cost
+// nothing. Several tokens are of a sequence each, or neighbours of one. Time of a launch of 30
 // layers less that of one of 6, over 24; medians of 21, three times in turns.
 //
 //   decode_layers_ranks_cuda_bench [--json]
@@ -22,12 +22,16 @@ using namespace decode_layers_trial;
 
 constexpr int kReplays = 21, kWarm = 3, kFew = 6, kMany = 30;
 constexpr int32_t kPosition = 1024;
-constexpr int64_t kPages = (kPosition + 1) / 64 + 1, kHidden = 7168, kMostTokens = 2;
-// Bytes of a layer's weights, docs/kernels/decode_layers.md, and of what a second token's experts
+constexpr int64_t kPages = (kPosition + 1) / 64 + 1, kHidden = 7168,
+                  kMostTokens = decode_layers_kernel::kMostRows;
+// Bytes of a layer's weights, docs/kernels/decode_layers.md, and of what another token's experts
 // add if it shares none.
 constexpr double kLayerBytes = 90e6, kMoreBytes = 44e6;
 
-enum class Tokens { kOne, kTwo, kNeighbours };
+struct Tokens {
+  int rows;
+  bool are_neighbours;
+};
 
 [[maybe_unused]] const int kLoading = setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 
@@ -57,13 +61,21 @@ class Bench {
   Bench& operator=(const Bench&) = delete;
 
   // us a layer.
-  double measure(Tokens tokens, int ranks) {
-    const int rows = tokens == Tokens::kOne ? 1 : 2;
+  double measure(const Tokens& tokens, int ranks) {
+    const int rows = tokens.rows;
     PeerGroup group(std::vector<int>(static_cast<size_t>(ranks), 0), rows, kHidden,
                     std::chrono::seconds(5));
-    position_.copy_from({kPosition, kPosition + (tokens == Tokens::kNeighbours ? 1 : 0)});
-    slot_.copy_from({kPosition, kPosition + (tokens == Tokens::kNeighbours ? 1 : kPages * 64)});
-    starts_.copy_from({0, tokens == Tokens::kNeighbours ? 0 : static_cast<int32_t>(kPages)});
+    std::vector<int32_t> positions, starts;
+    std::vector<int64_t> slots;
+    for (int32_t r = 0; r < kMostTokens; ++r) {
+      const int64_t page = tokens.are_neighbours ? 0 : r * kPages;
+      positions.push_back(kPosition + (tokens.are_neighbours ? r : 0));
+      starts.push_back(static_cast<int32_t>(page));
+      slots.push_back(page * kPageSize + positions.back());
+    }
+    position_.copy_from(positions);
+    slot_.copy_from(slots);
+    starts_.copy_from(starts);
     const double us = (median(group, rows, kMany) - median(group, rows, kFew)) / (kMany - kFew);
     if (group.stopped()) throw std::runtime_error("a rank did not come");
     return us;
@@ -147,11 +159,15 @@ int run(int argc, char** argv) {
   const struct {
     Tokens tokens;
     const char* name;
-    double bytes;
-  } kinds[] = {{Tokens::kOne, "decode_layers", kLayerBytes},
-               {Tokens::kTwo, "decode_layers, two tokens", kLayerBytes + kMoreBytes},
-               {Tokens::kNeighbours, "decode_layers, neighbours", kLayerBytes + kMoreBytes}};
-  for (const auto& [tokens, name, bytes] : kinds) {
+  } kinds[] = {{{1, false}, "decode_layers"},
+               {{2, false}, "decode_layers, two tokens"},
+               {{2, true}, "decode_layers, neighbours"},
+               {{3, false}, "decode_layers, three tokens"},
+               {{3, true}, "decode_layers, three neighbours"},
+               {{4, false}, "decode_layers, four tokens"},
+               {{4, true}, "decode_layers, four neighbours"}};
+  for (const auto& [tokens, name] : kinds) {
+    const double bytes = kLayerBytes + (tokens.rows - 1) * kMoreBytes;
     const std::vector<int> ranks = {1, 2, 4, 8};
     std::vector<std::vector<double>> times(ranks.size());
     for (int turn = 0; turn < 3; ++turn) {

@@ -2,12 +2,11 @@
 // attention, the residual and its norms, and the packets between CTAs.
 #pragma once
 
-#include <algorithm>
-
 #include "base/math_constants.h"
 #include "device/cuda/peer_packets.cuh"
 #include "ops/decode_layers/decode_layers_keys_cuda.cuh"
 #include "ops/decode_layers/decode_layers_memory_cuda.cuh"
+#include "ops/decode_layers/decode_layers_tokens_cuda.cuh"
 #include "ops/gate/gate_choice_cuda.cuh"
 #include "ops/rope/query_key_row_cuda.cuh"
 #include "ops/scaled_linear/row_products_cuda.cuh"
@@ -26,27 +25,17 @@ __device__ inline Pair multiply_step_bf16(const uint8_t* weights, const uint4& x
   return {odd ? d[0][1] + d[1][1] : d[0][0] + d[1][0], odd ? d[0][3] + d[1][3] : d[0][2] + d[1][2]};
 }
 
-// Reduces both values of one or two pairs over the warp, with fewer shuffles than a reduction of
-// each. Lanes 0 to 15 get the sum of first values, the others that of second values; of two pairs,
-// lanes whose bit 3 is set get the second pair's.
+// Reduces both values of up to four pairs over the warp. Lanes 0 to 15 get the sum of first values,
+// the others that of second values, of pair lane % 16 / (16 / kPairCount).
 template <int kPairCount>
 __device__ inline float sum_pairs(const Pair (&pairs)[kPairCount], int lane) {
-  static_assert(kPairCount == 1 || kPairCount == 2);
-  const auto exchange = [&](float low, float high, int bit) {
-    const bool is_high = (lane & bit) != 0;
-    return (is_high ? high : low) + __shfl_xor_sync(~0u, is_high ? low : high, bit);
-  };
-  float sum = exchange(pairs[0].first, pairs[0].second, 16);
-  if constexpr (kPairCount == 2) {
-    sum = exchange(sum, exchange(pairs[1].first, pairs[1].second, 16), 8);
-  } else {
-    sum += __shfl_xor_sync(~0u, sum, 8);
-  }
+  float values[2 * kPairCount];
 #pragma unroll
-  for (int distance = 4; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
+  for (int i = 0; i < kPairCount; ++i) {
+    values[i] = pairs[i].first;
+    values[kPairCount + i] = pairs[i].second;
   }
-  return sum;
+  return sum_of_each(values, lane);
 }
 
 // A shape's class, Derived, has
@@ -73,45 +62,48 @@ class Steps {
   __device__ void run() {
     Derived& self = static_cast<Derived&>(*this);
     place_thread();
-    const uint32_t before = *static_cast<volatile uint32_t*>(exchange_.epochs);
+    // An epoch for the residual before the first layer, and one for each layer.
+    const uint32_t first = *static_cast<volatile uint32_t*>(exchange_.epochs) + 1;
     uint32_t sums_before = 0;
     if constexpr (Derived::kMeetsRanks) {
-      sums_before = static_cast<volatile uint32_t*>(a_.peers.epochs)[row()];
+      sums_before = static_cast<volatile uint32_t*>(a_.peers.epochs)[is_token() ? row() : 0];
     }
-    const int cached = cached_tokens<kRows>(a_, row());
     if constexpr (kRows == 1) {
-      cached_ = cached;
-    } else if (token_thread() == 0) {
-      shared_.of_rows.positions[row()] = a_.positions[row()];
-      shared_.of_rows.cached[row()] = cached;
+      cached_ = a_.positions[0];
+    } else {
+      if (thread_ < kRows) place_token(shared_, a_, thread_, part_);
+      sync_consumers();
+      list_runs(shared_, row(), token_thread(), kTokenThreads);
     }
     const int32_t* table = a_.block_tables;
-    if (a_.table_starts != nullptr) table += a_.table_starts[row()];
-    for (int page = token_thread(); page * kPage < cached; page += kTokenThreads) {
+    if (a_.table_starts != nullptr && is_token()) table += a_.table_starts[row()];
+    for (int page = token_thread(); page * kPage < cached(); page += kTokenThreads) {
       shared_.pages[row() * (L::kMostTokens / kPage) + page] = table[page];
     }
-    if (thread_ == 0) shared_.epoch = before;
+    if (thread_ == 0) shared_.epoch = first;
     sync_consumers();
     if (thread_ == 0) barrier_arrive(&shared_.pages_known);
-    load_residual();
+    epoch_ = first;
+    put_residual();
     // Two passes a layer: attention, experts.
 #pragma unroll 1
     for (int half = 0; half < 2 * a_.num_layers; ++half) {
       place_thread();
       const int l = half / 2;
       const bool is_attention = half % 2 == 0;
-      epoch_ = before + static_cast<uint32_t>(l) + 1;
+      epoch_ = first + static_cast<uint32_t>(l) + 1;
       layer_ = &shared_.layers[l & 1];
-      norm_residual(half > 0, is_attention);
+      norm_residual(is_attention);
       if (is_attention) fetch_next_layer(l);
       self.half_layer(l, is_attention);
       if (half + 1 < 2 * a_.num_layers) {
         Packet* const to = (is_attention ? exchange_.o : exchange_.down)[share()];
         const auto row_sum = [&](int i) { return self.hidden_row(i, is_attention); };
+        float* const residual = this->residual();
         if constexpr (Derived::kMeetsRanks) {
           put_sums<L::kHiddenRows>(to, sums_before + static_cast<uint32_t>(half) + 1, row_sum);
         } else {
-          put_rows<L::kHiddenRows>(to, row_sum);
+          put_rows<L::kHiddenRows>(to, [&](int i) { return residual[i] += row_sum(i); });
         }
       }
     }
@@ -119,7 +111,7 @@ class Steps {
     // This CTA has had packets of all others, which have read the epochs before.
     if (block_ == 0 && token_thread() == 0) {
       exchange_.epochs[0] = epoch_;
-      if constexpr (Derived::kMeetsRanks) {
+      if (Derived::kMeetsRanks && is_token()) {
         a_.peers.epochs[row()] = sums_before + 2 * static_cast<uint32_t>(a_.num_layers) - 1;
       }
     }
@@ -128,12 +120,14 @@ class Steps {
  protected:
   static constexpr int kRows = L::kRows, kTokenWarps = kWarps / kRows,
                        kTokenThreads = kThreads / kRows;
-  static_assert(kRows == 1 || kRows == 2);
+  static_assert(kRows == 1 || kRows == 2 || kRows == 4);
 
   // ---- tokens
 
   // This warp's token, and the warp's and the thread's numbers among those of the token.
-  __device__ int row() const { return kRows == 1 ? 0 : warp_ >= kTokenWarps; }
+  __device__ int row() const { return kRows == 1 ? 0 : warp_ / kTokenWarps; }
+  // Whether the launch has that token.
+  __device__ bool is_token() const { return kRows <= 2 || row() < a_.rows; }
   __device__ int token_warp() const { return kRows == 1 ? warp_ : warp_ & (kTokenWarps - 1); }
   __device__ int token_thread() const {
     return kRows == 1 ? thread_ : thread_ & (kTokenThreads - 1);
@@ -141,6 +135,7 @@ class Steps {
   // The CTA's packets of a kind.
   __device__ int share() const { return row() * kBlocks + block_; }
   __device__ float* sums() const { return shared_.sums + row() * L::kSums; }
+  __device__ float* residual() const { return shared_.residual + row() * L::kHiddenRows; }
   __device__ uint8_t* vector() const { return shared_.vector + row() * kVectorBytes; }
   __device__ float* x_scales() const { return shared_.x_scales + row() * L::kMostScales; }
   __device__ std::byte* cache_row() const { return shared_.row + row() * kMostRowBytes; }
@@ -196,25 +191,25 @@ class Steps {
   }
 
   // A value in the type that the weights multiply with.
-  __device__ void write_value(int at, float x) const {
+  __device__ static void write_value(uint8_t* vector, int at, float x) {
     if constexpr (L::kHasBf16Weights) {
-      reinterpret_cast<__nv_bfloat16*>(vector())[at] = __float2bfloat16_rn(x);
+      reinterpret_cast<__nv_bfloat16*>(vector)[at] = __float2bfloat16_rn(x);
     } else {
-      reinterpret_cast<__half*>(vector())[at] = __float2half_rn(x);
+      reinterpret_cast<__half*>(vector)[at] = __float2half_rn(x);
     }
   }
 
   // Neighbouring values; four, if their place is a multiple of four.
   template <int kCount>
-  __device__ void write_values(int at, const float (&x)[kCount]) const {
+  __device__ static void write_values(uint8_t* vector, int at, const float (&x)[kCount]) {
     if constexpr (kCount == 4) {
       const auto pair = [&](int i) {
         return L::kHasBf16Weights ? pack_bf16(x[i], x[i + 1]) : pack_f16(x[i], x[i + 1]);
       };
-      reinterpret_cast<uint2*>(vector())[at / 4] = make_uint2(pair(0), pair(2));
+      reinterpret_cast<uint2*>(vector)[at / 4] = make_uint2(pair(0), pair(2));
     } else {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) write_value(at + j, x[j]);
+      for (int j = 0; j < kCount; ++j) write_value(vector, at + j, x[j]);
     }
   }
 
@@ -229,16 +224,16 @@ class Steps {
     if (lane_ == 0) x_scales()[block] = scale.scale;
   }
 
-  // Writes so many blocks of 128 of scratch to the vector, each with its own scale; each token's
-  // after those of the one before.
+  // Writes so many blocks of 128 bf16 values of scratch to the vector, each with its own scale;
+  // each token's after those of the one before.
   template <int kScaledBlocks>
   __device__ void write_scaled() const {
     const auto* const from =
-        reinterpret_cast<const float4*>(shared_.scratch + row() * kScaledBlocks * kScaleRow);
+        reinterpret_cast<const uint2*>(shared_.scratch) + row() * kScaledBlocks * kWarp;
 #pragma unroll 1
     for (int block = token_warp(); block < kScaledBlocks; block += kTokenWarps) {
-      const float4 x = from[block * kWarp + lane_];
-      write_scaled_block(block, {x.x, x.y, x.z, x.w});
+      const uint2 x = from[block * kWarp + lane_];
+      write_scaled_block(block, {low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)});
     }
     sync_consumers();
   }
@@ -258,8 +253,8 @@ class Steps {
 
   // put_rows() for rows that are this rank's part of a sum over ranks. The CTA meets the same CTA
   // of the other ranks, in peer_sum()'s packets of the token's row (peer_packets.cuh), adds the
-  // parts in the order of ranks, and publishes the sums to its own rank's CTAs. A lane has one
-  // packet of one rank.
+  // parts to the residual in the order of ranks, and publishes that to its own rank's CTAs. A lane
+  // has one packet of one rank.
   template <int kCount, typename Value>
   __device__ void put_sums(Packet* to, uint32_t exchange, const Value& value) const {
     constexpr int kPackets = kWarp / kMostPeers, kValues = kPackets * kPacketValues;  // of a warp
@@ -277,7 +272,7 @@ class Steps {
     const Packet own = packet_of(values, exchange);
     const int at = block_ * (kCount / kPacketValues) + warp * kPackets + place;
     const Packet* from = nullptr;
-    if (peer < peers.ranks && peer != peers.rank) {
+    if (peer < peers.ranks && peer != peers.rank && is_token()) {
       store_packet_of_peer(packets_of(peers, peer, peers.rank, row(), exchange) + at, own);
       from = packets_of(peers, peers.rank, peer, row(), exchange) + at;
     }
@@ -294,14 +289,17 @@ class Steps {
       }
     }
     if (lane_ >= kPackets) return;
+    float* const residual = this->residual() + first + place * kPacketValues;
+#pragma unroll
+    for (int i = 0; i < kPacketValues; ++i) values[i] = residual[i] += values[i];
     const Packet sums = packet_of(values, epoch_);
     store_packet(to + warp * kPackets + place, sums.low, sums.high);
   }
 
   // Receives kCount values from each of kCtas CTAs, of all tokens: from(r)'s and the following
-  // packets are token r's. Value i of CTA c goes to *at(r, c, i). No barrier.
-  template <int kCount, int kCtas, typename From, typename At>
-  __device__ void receive(const From& from, const At& at) const {
+  // packets are token r's. Calls put(r, c, i, value) for value i of CTA c. No barrier.
+  template <int kCount, int kCtas, typename From, typename Put>
+  __device__ void receive(const From& from, const Put& put) const {
     constexpr int kValues = packet_values(kCount), kEach = packets(kCount), kOfRow = kCtas * kEach,
                   kAll = kRows * kOfRow, kTimes = (kAll + kThreads - 1) / kThreads;
     if (kTimes == 1 && thread_ >= kAll) return;
@@ -321,88 +319,74 @@ class Steps {
       unpack_bf16(all[i], values);
       const int cta = place_of(p) / kEach, first = place_of(p) % kEach * kValues;
 #pragma unroll
-      for (int j = 0; j < kValues; ++j) *at(row_of(p), cta, first + j) = values[j];
+      for (int j = 0; j < kValues; ++j) put(row_of(p), cta, first + j, values[j]);
     }
   }
 
-  // ---- the residual: a token's thread t holds the values of packets t, t + kTokenThreads, … of it
+  // ---- the residual. Each CTA keeps its own rows in fp32 and publishes them rounded to bf16, for
+  // the norms. A token's thread t reads packets t, t + kTokenThreads, … of them.
 
   static constexpr int kOwn = kBlocks * L::kHiddenPackets / kTokenThreads,
-                       kOwnValues = packet_values(L::kHiddenRows),
-                       kKept = kRows == 1 ? kOwn : std::min(kOwn, kResidualRegisters / kOwnValues);
+                       kOwnValues = packet_values(L::kHiddenRows);
   static_assert(kOwn * kTokenThreads == kBlocks * L::kHiddenPackets);
   __device__ int residual_at(int i) const {
     return (token_thread() + i * kTokenThreads) * kOwnValues;
   }
 
-  // Value j of packet i: in a register, or beyond those in shared memory.
-  __device__ float& residual(int i, int j) {
-    if constexpr (kOwn > kKept) {
-      if (i >= kKept) return shared_.of_rows.residual[(i - kKept) * kOwnValues + j][thread_];
-    }
-    return residual_[i][j];
-  }
-
-  __device__ void load_residual() {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-      for (int j = 0; j < kOwnValues; ++j) {
-        const int at = row() * L::kHidden + residual_at(i) + j;
-        float value = a_.residual[at];
+  // Publishes this CTA's rows of the residual before the first layer, as the experts' step does.
+  __device__ void put_residual() const {
+    float* const residual = this->residual();
+    put_rows<L::kHiddenRows>(exchange_.down[share()], [&](int i) {
+      const int at = row() * L::kHidden + block_ * L::kHiddenRows + i;
+      float value = 0;
+      if (is_token()) {
+        value = a_.residual[at];
         if (a_.delta_in != nullptr) {
           value += __bfloat162float(static_cast<const __nv_bfloat16*>(a_.delta_in)[at]);
         }
-        residual(i, j) = value;
       }
-    }
+      return residual[i] = value;
+    });
   }
 
-  // Adds the previous step's result to the residual and writes the norm to the vector.
-  __device__ void norm_residual(bool has_delta, bool is_attention) {
+  // Writes the norm of the residual, as the previous step has left it, to the vector.
+  __device__ void norm_residual(bool is_attention) {
     const float* const norm = is_attention ? layer_->input_norm : layer_->post_attention_norm;
-    float weights[kOwn][kOwnValues];
+    // Packets whose weights are loaded ahead: registers do not hold more beside the values.
+    constexpr int kAhead = kOwn < 4 ? kOwn : 4;
+    float weights[kAhead][kOwnValues];
     const auto load_weights = [&](int i) {
+      float(&to)[kOwnValues] = weights[i % kAhead];
       if constexpr (kOwnValues == 4) {
-        load_four_ahead(norm + residual_at(i), weights[i]);
+        load_four_ahead(norm + residual_at(i), to);
       } else {
 #pragma unroll
-        for (int j = 0; j < kOwnValues; ++j) weights[i][j] = load_ahead(norm + residual_at(i) + j);
+        for (int j = 0; j < kOwnValues; ++j) to[j] = load_ahead(norm + residual_at(i) + j);
       }
     };
-    // Registers hold the weights of two packets beside what comes.
-    constexpr int kAhead = kOwn < 2 ? kOwn : 2;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) load_weights(i);
-    Packet packets[kOwn] = {};
-    if (has_delta) {
-      const Packet* const all = (is_attention ? exchange_.down : exchange_.o)[row() * kBlocks];
-      wait_for_packets(packets, is_attention ? epoch_ - 1 : epoch_,
-                       [&](int i) { return all + token_thread() + i * kTokenThreads; });
-    }
+    Packet packets[kOwn];
+    const Packet* const all = (is_attention ? exchange_.down : exchange_.o)[row() * kBlocks];
+    wait_for_packets(packets, is_attention ? epoch_ - 1 : epoch_,
+                     [&](int i) { return all + token_thread() + i * kTokenThreads; });
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       float values[kOwnValues];
       unpack_bf16(packets[i], values);
 #pragma unroll
-      for (int j = 0; j < kOwnValues; ++j) {
-        const float value = residual(i, j) + values[j];
-        residual(i, j) = value;
-        squares += value * value;
-      }
+      for (int j = 0; j < kOwnValues; ++j) squares += values[j] * values[j];
     }
-#pragma unroll
-    for (int i = kAhead; i < kOwn; ++i) load_weights(i);
     const float inverse = inverse_rms(sum_over_token(squares), L::kHidden, a_.eps);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       float values[kOwnValues];
+      unpack_bf16(packets[i], values);
 #pragma unroll
-      for (int j = 0; j < kOwnValues; ++j) {
-        values[j] = weights[i][j] * (residual(i, j) * inverse);
-      }
-      write_values(residual_at(i), values);
+      for (int j = 0; j < kOwnValues; ++j) values[j] *= weights[i % kAhead][j] * inverse;
+      write_values(vector(), residual_at(i), values);
+      if (i + kAhead < kOwn) load_weights(i + kAhead);
     }
     sync_consumers();
   }
@@ -415,20 +399,12 @@ class Steps {
     return warp_sum(lane_ < kTokenWarps ? shared_.warp_sums[row() * kTokenWarps + lane_] : 0);
   }
 
-  __device__ void write_results() {
-    if (token_thread() < L::kHiddenRows) {
-      static_cast<__nv_bfloat16*>(
-          a_.delta_out)[row() * L::kHidden + block_ * L::kHiddenRows + token_thread()] =
-          __float2bfloat16_rn(static_cast<const Derived&>(*this).hidden_row(token_thread(), false));
-    }
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      if (residual_at(i) / L::kHiddenRows != block_) continue;
-#pragma unroll
-      for (int j = 0; j < kOwnValues; ++j) {
-        a_.residual[row() * L::kHidden + residual_at(i) + j] = residual(i, j);
-      }
-    }
+  __device__ void write_results() const {
+    if (token_thread() >= L::kHiddenRows || !is_token()) return;
+    const int at = row() * L::kHidden + block_ * L::kHiddenRows + token_thread();
+    a_.residual[at] = residual()[token_thread()];
+    static_cast<__nv_bfloat16*>(a_.delta_out)[at] =
+        __float2bfloat16_rn(static_cast<const Derived&>(*this).hidden_row(token_thread(), false));
   }
 
   __device__ void fetch_next_layer(int l) const {
@@ -455,7 +431,7 @@ class Steps {
     write_latent_row<Row>(latent, key, weight, a_.inner_eps, turns(), cache_row(), lane_);
     __syncwarp();
     if (known != nullptr && lane_ == 0) barrier_arrive(known);
-    if (head_ > 0) return;
+    if (head_ > 0 || !is_token()) return;
     const int64_t slot = a_.slots[row()];
     auto* const to = reinterpret_cast<uint4*>(pages + slot * Row::kBytes);
     for (int i = lane_; i < Row::kBytes / 16; i += kWarp) {
@@ -493,8 +469,8 @@ class Steps {
   __device__ void absorb() {
     receive<kQueryRows, kHeadBlocks>(
         [&](int r) { return exchange_.query[r * kBlocks + head_ * kHeadBlocks]; },
-        [&](int r, int block, int i) {
-          return shared_.scratch + r * (kNope + kRope) + block * kQueryRows + i;
+        [&](int r, int block, int i, float value) {
+          shared_.scratch[r * (kNope + kRope) + block * kQueryRows + i] = value;
         });
     sync_consumers();
     const float* const query = shared_.scratch + row() * (kNope + kRope);
@@ -549,9 +525,9 @@ class Steps {
     put_rows<kAbsorbRows>(exchange_.absorbed[share()], [&](int i) { return sums()[i]; });
   }
 
-  // A token's warps take one key of each run, or, of two tokens, two; kBatch keys at a time. The
-  // first pass has no keys: it warms the instruction cache while the query is in flight.
-  static constexpr int kBatch = 2;
+  // A token's warps take one key of each run, or, of kRows tokens, kRows; kBatch keys at a time.
+  // The first pass has no keys: it warms the instruction cache while the query is in flight.
+  static constexpr int kBatch = kRows == 4 ? 4 : 2;
   __device__ void attend(int l) {
     Sixteen query = {};
     float query_scale = 1;
@@ -565,10 +541,8 @@ class Steps {
     const int keys = runs * kRows;  // of this warp
     // All of a warp's keys of a run are in one piece of it.
     const int piece = kPieces > 1 ? token_warp() * kRows / kKeys : 0;
-    // Two tokens' runs take turns while both have some.
-    const int of_other = other_runs(), both = min(runs, of_other);
     const auto chunk_of_run = [&](int run) {
-      if (kRows > 1) run = run < both ? run * 2 + row() : run + both;
+      if constexpr (kRows > 1) run = place_of_run(shared_, shared_.of_rows.first[row()], run);
       return run * kPieces + piece;
     };
 #pragma unroll 1
@@ -598,21 +572,28 @@ class Steps {
       }
       add_keys<Row>(rows, query, query_scale, q_rope_, lane_, sum);
       __syncwarp();
-      if (first + lane_ >= 0 && lane_ < kBatch / kRows && first + lane_ < keys) {
-        release_chunk(chunk_of_run(first / kRows + lane_), kRows * kPieces);
+      // Runs that end with this batch.
+      if (first >= 0 && (first + kBatch) % kRows == 0 && lane_ < (kBatch + kRows - 1) / kRows &&
+          first + lane_ < keys) {
+        release_chunk(chunk_of_run(first / kRows + lane_), arrivals_for_run() * kPieces);
       }
     }
-    chunks_ += (runs + of_other) * kPieces;
+    if constexpr (kRows == 1) {
+      chunks_ += runs * kPieces;
+    } else {
+      chunks_ += num_runs(shared_) * kPieces;
+    }
     sync_consumers();  // all have read the queries: scratch is free
     join_warps(sum);
   }
 
-  // Runs of the other token's keys.
-  __device__ int other_runs() const {
+  // A warp's, of a token of a sequence: all its tokens' together are as many as there are warps.
+  __device__ int arrivals_for_run() const {
     if constexpr (kRows == 1) {
-      return 0;
+      return 1;
     } else {
-      return key_runs_of(shared_.of_rows.cached[row() ^ 1], part_);
+      const bool is_first = row() == shared_.of_rows.first[row()];
+      return is_first ? kRows + 1 - shared_.of_rows.count[row()] : 1;
     }
   }
 
@@ -621,8 +602,8 @@ class Steps {
   __device__ void receive_query(int l, Sixteen& query, float& scale) {
     receive<kAbsorbRows, kHeadBlocks>(
         [&](int r) { return exchange_.absorbed[r * kBlocks + head_ * kHeadBlocks]; },
-        [&](int r, int block, int i) {
-          return shared_.scratch + r * kLatent + block * kAbsorbRows + i;
+        [&](int r, int block, int i, float value) {
+          shared_.scratch[r * kLatent + block * kAbsorbRows + i] = value;
         });
     if (thread_ < kRows * kReceivers) barrier_arrive(&shared_.query_known);
     barrier_wait(&shared_.query_known, l & 1);
@@ -652,7 +633,7 @@ class Steps {
 #pragma unroll
     for (int first = 0; first < kTokenWarps; first += kTogether) {
       if (first > 0) sync_consumers();  // the sums before have been read
-      if (kTogether == kTokenWarps || warp_ / kTogether * kTogether == first) {
+      if (kTogether == kTokenWarps || token_warp() / kTogether * kTogether == first) {
         auto* const parts = reinterpret_cast<float4*>(scratch);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -722,7 +703,7 @@ class Steps {
       }
 #pragma unroll
       for (float& sum : sums) sum /= all;
-      write_values(column * kPartValues, sums);
+      write_values(vector(), column * kPartValues, sums);
     }
     sync_consumers();
     const uint8_t* const slot = wait_for_chunk(0);
@@ -802,7 +783,6 @@ class Steps {
   const DecodeLayer* layer_ = nullptr;
   uint32_t epoch_ = 0;
   int chunks_ = 0;  // chunks of the launch before this step's first
-  float residual_[kKept][kOwnValues];
   float2 q_rope_ = {};
 };
 

@@ -39,7 +39,7 @@ struct V2Lite {
 };
 
 constexpr int kBlocks = 128;  // persistent CTAs, one per SM
-constexpr int kMostRows = 2;  // tokens of a launch
+constexpr int kMostRows = 4;  // tokens of a launch
 
 }  // namespace decode_layers_kernel
 
@@ -74,7 +74,7 @@ constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind, int64_t rows)
     case DecodeLayersKind::kNone:
       return 0;
     case DecodeLayersKind::kV3Eighth:
-      return rows == 1 ? decode_layers_kernel::V3Eighth::kMostTokens : 2048;
+      return rows == 1 ? decode_layers_kernel::V3Eighth::kMostTokens : rows == 2 ? 2048 : 1536;
     case DecodeLayersKind::kV2LiteBf16:
       return rows == 1 ? 5120 : 1792;
     default:
@@ -84,7 +84,14 @@ constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind, int64_t rows)
 
 // Tokens that a launch takes at most.
 constexpr int64_t most_decode_layers_rows(DecodeLayersKind kind) {
-  return kind == DecodeLayersKind::kNone ? 0 : decode_layers_kernel::kMostRows;
+  switch (kind) {
+    case DecodeLayersKind::kNone:
+      return 0;
+    case DecodeLayersKind::kV3Eighth:
+      return decode_layers_kernel::kMostRows;
+    default:
+      return 2;
+  }
 }
 
 }  // namespace fathom::cuda

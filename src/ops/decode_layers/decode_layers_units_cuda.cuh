@@ -26,35 +26,43 @@ __device__ inline int place_of_unit(const Shared<L>& shared, int row, int unit) 
   }
 }
 
-// Lists the units of two tokens: the first token's experts, then those of the second that the first
-// has not. Reads chosen_ids and arrives at the barrier `chosen`. By one warp, a lane for each
+// Lists the units of all tokens: the first token's experts, then those of each next one that none
+// before it has. Reads chosen_ids and arrives at the barrier `chosen`. By one warp, a lane for each
 // choice.
 template <typename L>
 __device__ inline void make_units(Shared<L>& shared, const DecodeLayersArguments& a, int lane) {
   constexpr int kRows = L::kRows, kUnits = most_units(kRows, L::kChosen);
-  static_assert(kRows == 2 && kRows * L::kChosen <= kWarp);
+  static_assert(kRows * L::kChosen <= kWarp);
   auto& lists = shared.of_rows;
   const int r = lane / L::kChosen, j = lane % L::kChosen;
-  const bool is_choice = r < kRows;
-  const int id = is_choice ? lists.chosen_ids[r][j] : -1;
-  int same = -1;
-#pragma unroll
-  for (int i = 0; i < L::kChosen; ++i) {
-    if (__shfl_sync(~0u, id, i) == id) same = i;
-  }
-  const uint32_t added = __ballot_sync(~0u, r == 1 && same < 0);
-  const int unit = 1 + (same >= 0 ? same : L::kChosen + __popc(added & ((1u << lane) - 1)));
+  const bool is_choice = r < a.rows;
+  const uint32_t same =
+      __match_any_sync(~0u, is_choice ? lists.chosen_ids[r][j] : -1 - lane);  // lanes
+  const int first = __ffs(static_cast<int>(same)) - 1;
+  const uint32_t added = __ballot_sync(~0u, is_choice && first == lane);
+  const int unit = 1 + __popc(added & ((1u << first) - 1));
   int32_t* const places = lists.place_of[0];
   for (int i = lane; i < kRows * kUnits; i += kWarp) places[i] = i % kUnits == 0 ? 0 : -1;
   __syncwarp();
   if (is_choice) {
-    shared.ids[unit - 1] = id;
+    const bool is_once = FATHOM_PLANTED(a, kSharedExpertOnce) && first != lane;
     lists.unit_of[r][1 + j] = unit;
-    places[r * kUnits + unit] =
-        FATHOM_PLANTED(a, kSharedExpertOnce) && r == 1 && same >= 0 ? -1 : 1 + j;
-    if (j == 0) lists.unit_of[r][0] = 0;
+    places[r * kUnits + unit] = is_once ? -1 : 1 + j;
+    if (first == lane) {
+      uint32_t tokens = 0;
+#pragma unroll
+      for (int other = 0; other < kRows; ++other) {
+        const bool has = (same >> (other * L::kChosen) & ((1u << L::kChosen) - 1)) != 0;
+        tokens |= static_cast<uint32_t>(has) << other;
+      }
+      shared.ids[unit - 1] = lists.chosen_ids[r][j];
+      lists.tokens_of[unit] = tokens;
+    }
+  } else if (r < kRows) {
+    lists.unit_of[r][1 + j] = 0;
   }
-  if (lane == 0) lists.num_units = L::kChosen + __popc(added);
+  if (lane < kRows) lists.unit_of[lane][0] = 0;
+  if (lane == 0) lists.num_units = __popc(added);
   __syncwarp();
   if (lane == 0) barrier_arrive(&shared.chosen);
 }

@@ -356,7 +356,7 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
     const int chunks = group == 0 ? L::kSharedDownChunks : units_of(group) * L::kDownChunks;
     // Each warp of a pair has half of a chunk's rows. The shared expert has half as many chunks as
     // there are pairs: the other pairs multiply the same chunks for the second token.
-    static_assert(L::kSharedDownChunks * kMostRows == kPairs);
+    static_assert(L::kSharedDownChunks * 2 == kPairs && kRows <= 2);
     if (group == 0) {
       if (pair_ < chunks * kRows) {
         const int chunk = pair_ % L::kSharedDownChunks, r = pair_ / L::kSharedDownChunks;

@@ -1,6 +1,6 @@
 // decode_layers() for an eighth of DeepSeek-V3: 16 heads with query compression, 256 experts of 256
-// columns and a shared one, weights in e4m3; one token or two. Experts that both tokens choose are
-// read once.
+// columns and a shared one, weights in e4m3; one token, two, or up to four. Experts that several
+// tokens choose are read once.
 //
 // Steps of a layer, in each of which CTAs read what the others wrote before:
 //   q_kv_a     norm of the residual; rows of W_q_a and W_kv_a
@@ -12,6 +12,8 @@
 //   router     residual, norm; rows of the router
 //   gate, up   each CTA chooses the experts for itself; rows of gate and of up
 //   down       rows of down of all experts, added
+#include <type_traits>
+
 #include "ops/decode_layers/decode_layers_feed_cuda.cuh"
 #include "ops/decode_layers/decode_layers_launch_cuda.cuh"
 #include "ops/decode_layers/decode_layers_steps_cuda.cuh"
@@ -40,10 +42,12 @@ struct Layout : V3Eighth {
                        kActivationPackets = packets(kExperts * kInterRows);
   using Exchanged = Exchange<kRows, kQkvPackets, kHiddenPackets, kActivationPackets>;
   // A pair of warps takes one chunk.
-  static constexpr int kSlots = kRows == 1 ? 10 : 8, kWeightBytes = 16384,
-                       kSlotBytes = kWeightBytes + 512;
+  static constexpr int kSlots = kRows <= 2 ? 10 : 8, kWeightBytes = 16384,
+                       kSlotBytes = kWeightBytes + 256;
   static constexpr int kInFlight = 4;
-  static constexpr int kScratch = kWarps * kLatent;  // floats
+  // Floats: attention's warps', half of them at a time for several tokens.
+  static constexpr int kScratch =
+      kRows == 1 ? kWarps * kLatent : kKeyAt + kRows * (kLatent + kRope);
   static constexpr int kSums =
       2 * most_units(kRows, kChosen) * kInterRows * 2;  // rows, or halves of rows
   static constexpr int kMostScales = 32;
@@ -57,13 +61,15 @@ struct Layout : V3Eighth {
   static_assert(kGroups == kRouted / kWarp);
   static_assert(kHeads * kV / kScaleRow <= kMostScales &&
                 kExperts * kInter / kScaleRow <= kMostScales);
+  static_assert(kHidden / kScaleRow * 4 <= kSlotBytes - kWeightBytes);
   static_assert(2 * kHidden <= kWeightBytes && kQueryChunkRows * kQLora <= kWeightBytes);
   static_assert(kOChunkRows * kHeads * kV <= kWeightBytes && kHiddenRows * kInter <= kWeightBytes);
   static_assert(kQueryRows % kQueryChunkRows == 0 && kHiddenRows % kOChunkRows == 0);
-  static_assert(kRows * kExperts * kInter <= kScratch && kExperts * kInter <= kHidden &&
+  static_assert(kRows * kExperts * kInter <= 2 * kScratch && kExperts * kInter <= kHidden &&
                 kKeyAt + kRows * (kLatent + kRope) <= kScratch);
 };
-static_assert(sizeof(Shared<Layout<1>>) <= 227 * 1024 && sizeof(Shared<Layout<2>>) <= 227 * 1024);
+static_assert(sizeof(Shared<Layout<1>>) <= 227 * 1024 && sizeof(Shared<Layout<2>>) <= 227 * 1024 &&
+              sizeof(Shared<Layout<4>>) <= 227 * 1024);
 
 // ---- producer threads
 
@@ -248,28 +254,29 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
   using Base::token_thread;
   using Base::token_warp;
   using Base::values;
+  using Base::vector;
   using Base::wait_for_chunk;
   using Base::warp_;
   using Base::write_cache_row;
   using Base::write_value;
   // ---- GEMVs
 
-  // Multiplies 512 kSteps columns of two rows, kStride bytes apart, with each token's vector;
-  // vectors and their scales: the first token's; scales: those of the columns' blocks. The sums are
-  // the first row's in the lower lanes, the second row's in the upper ones (sum_pairs()).
-  template <int kStride, int kSteps>
+  // Multiplies 512 kSteps columns of two rows, kStride bytes apart, with the vectors of kTokens
+  // tokens; vectors and their scales: the first one's; scales: those of the columns' blocks. The
+  // sums are the first row's in the lower lanes, the second row's in the upper ones (sum_pairs()).
+  template <int kTokens, int kStride, int kSteps>
   __device__ float two_rows(const uint8_t* weights, const float* scales, const uint8_t* vectors,
                             const float* x_scales) const {
-    // Whole loops of two tokens spill registers.
-    constexpr int kUnroll = kRows == 1 ? kSteps : 2;
-    Pair sums[kRows] = {};
+    // Whole loops of several tokens spill registers.
+    constexpr int kUnroll = kRows == 1 ? kSteps : kTokens == 4 ? 1 : 2;
+    Pair sums[kTokens] = {};
     weights += lane_ * 16;
     vectors += lane_ * 32;
     scales += lane_ / 8;
 #pragma unroll kUnroll
     for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < kTokens; ++r) {
         const auto* const x =
             reinterpret_cast<const uint4*>(vectors + r * kVectorBytes + i * 2 * kStepBytes);
         const Pair more = multiply_step<kStride>(weights + i * kStepBytes, {x[0], x[1]}, lane_);
@@ -288,10 +295,11 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
 
   // Stores what two_rows() returned: for each token, whose sums lie kSums apart, the first row's
   // sum at `to` and the second row's `step` behind it.
+  template <int kTokens>
   __device__ void store_two_rows(float sum, float* to, int step) const {
-    if (lane_ % (16 / kRows) != 0) return;
-    const int r = kRows == 1 ? 0 : lane_ / 8 % 2;
-    to[r * L::kSums + lane_ / 16 * step] = sum;
+    constexpr int kLanes = 16 / kTokens;  // that have the same sum
+    if (lane_ % kLanes != 0) return;
+    to[lane_ % 16 / kLanes * L::kSums + lane_ / 16 * step] = sum;
   }
 
   __device__ int num_qkv_chunks() const {
@@ -299,19 +307,36 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
   }
 
   // Rows of q_kv_a, or of the experts' gate and up in turn: two rows a chunk, half the columns a
-  // warp. Sums of chunk i go to the place of chunk `first` + i.
+  // warp. Sums of chunk i go to the place of chunk `first` + i. Routed experts, behind the first
+  // chunks, are multiplied with the vectors of those tokens that have chosen them.
   __device__ void products_of_hidden(int count, int first) {
     constexpr int kSteps = L::kHidden / 2 / kStepBytes;
 #pragma unroll 1
     for (int i = pair_; i < count; i += kPairs) {
       const uint8_t* const slot = wait_for_chunk(i);
-      const float sum =
-          two_rows<L::kHidden, kSteps>(slot + half_ * (L::kHidden / 2),
-                                       reinterpret_cast<const float*>(slot + L::kWeightBytes) +
-                                           half_ * (L::kHidden / 2 / kScaleRow),
-                                       shared_.vector + half_ * L::kHidden, nullptr);
+      const auto* const scales = reinterpret_cast<const float*>(slot + L::kWeightBytes) +
+                                 half_ * (L::kHidden / 2 / kScaleRow);
+      const auto multiply = [&]<int kTokens>(std::integral_constant<int, kTokens>, int r) {
+        const float sum = two_rows<kTokens, L::kHidden, kSteps>(
+            slot + half_ * (L::kHidden / 2), scales,
+            shared_.vector + r * kVectorBytes + half_ * L::kHidden, nullptr);
+        store_two_rows<kTokens>(sum, shared_.sums + r * L::kSums + (first + i) * 4 + half_, 2);
+      };
+      constexpr uint32_t kAll = (1u << kRows) - 1;
+      uint32_t tokens = kAll;
+      if constexpr (kRows > 1) {
+        if (first > 0) tokens = shared_.of_rows.tokens_of[(first + i) / 2];
+      }
+      if (tokens == kAll) {
+        multiply(std::integral_constant<int, kRows>(), 0);
+      } else if constexpr (kRows > 1) {
+#pragma unroll 1
+        for (; tokens != 0; tokens &= tokens - 1) {
+          multiply(std::integral_constant<int, 1>(), __ffs(static_cast<int>(tokens)) - 1);
+        }
+      }
+      __syncwarp();
       if (lane_ == 0) release_chunk(i, kWarps / 2);
-      store_two_rows(sum, shared_.sums + (first + i) * 4 + half_, 2);
     }
     chunks_ += count;
     sync_consumers();
@@ -327,9 +352,9 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
     const auto* const scales = reinterpret_cast<const float*>(slot + L::kWeightBytes);
 #pragma unroll 1
     for (int i = half_ * kHalf; i < (half_ + 1) * kHalf; i += 2) {
-      const float sum = two_rows<kColumns, kColumns / kStepBytes>(slot + i * kColumns, scales,
-                                                                  shared_.vector, x_scales);
-      store_two_rows(sum, shared_.sums + pair_ * kChunkRows + i, 1);
+      const float sum = two_rows<kRows, kColumns, kColumns / kStepBytes>(
+          slot + i * kColumns, scales, shared_.vector, x_scales);
+      store_two_rows<kRows>(sum, shared_.sums + pair_ * kChunkRows + i, 1);
     }
     if (lane_ == 0) release_chunk(pair_, kWarps / 2);
   }
@@ -385,7 +410,7 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
 #pragma unroll
       for (int j = 0; j < kQkvValues; ++j) {
         if (j < count[i] && first[i] + j < L::kQLora) {
-          write_value(first[i] + j, weights[i][j] * (values[i][j] * inverse));
+          write_value(vector(), first[i] + j, weights[i][j] * (values[i][j] * inverse));
         }
       }
     }
@@ -451,76 +476,95 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
     chunks_ += L::kRouterRows;
   }
 
-  // The rules of gate() (ops/gate/gate.h) for kSigmoidBias and groups of 32, by eight warps a
-  // token, one token's the last: one group a warp, one expert a lane. The other warps do not wait:
-  // the chunks of routed experts come later. A NaN ranks below all numbers.
+  // The rules of gate() (ops/gate/gate.h) for kSigmoidBias and groups of 32, by eight warps, one
+  // token's the last: one group a warp, one expert a lane; of four tokens two at a time. The other
+  // warps of one token do not wait: the chunks of routed experts come later. A NaN ranks below all
+  // numbers.
   __device__ void choose() const {
     static_assert(kThreads == 2 * L::kRouted);
+    constexpr int kTogether = kRows == 4 ? 2 : 1;
     if (kRows == 1 && warp_ < kWarps - L::kGroups) return;
-    const int r = row(), expert = thread_ & (L::kRouted - 1), group = expert / kWarp;
+    const int half = warp_ / L::kGroups, barrier = kSomeConsumers + half;
+    const int expert = thread_ & (L::kRouted - 1), group = expert / kWarp;
+    const auto token = [&](int t) { return kRows == 1 ? 0 : half * kTogether + t; };
+    const auto group_values = [&](int t) {
+      return shared_.scratch + kRows * L::kRouted + token(t) * L::kGroups;
+    };
+    const auto keys = [&](int t) {
+      return reinterpret_cast<uint32_t*>(shared_.scratch) + token(t) * L::kRouted;
+    };
+    const auto weights = [&](int t) { return shared_.weights + token(t) * L::kExperts; };
     const float bias = load_ahead(layer_->router_bias + expert);
-    Packet packet[1];
-    wait_for_packets(packet, epoch_,
-                     [&](int) { return exchange_.logits + r * kBlocks + expert / 2; });
-    const float logit = __uint_as_float(static_cast<uint32_t>(packet[0].low >> (expert % 2 * 32)));
-    const float score = 1 / (1 + expf(-logit)), choice = score + bias;
-    const uint32_t key = order_key(choice);
-    float* const group_values = shared_.scratch + kRows * L::kRouted + r * L::kGroups;
-    auto* const keys = reinterpret_cast<uint32_t*>(shared_.scratch) + r * L::kRouted;
-    keys[expert] = key;
-    // A group's rank is the sum of its best two scores.
-    const uint32_t best = __reduce_max_sync(~0u, key);
-    const bool is_best = lane_ == __ffs(static_cast<int>(__ballot_sync(~0u, key == best))) - 1;
-    const uint32_t second = __reduce_max_sync(~0u, is_best ? 0 : key);
-    const bool is_second =
-        lane_ == __ffs(static_cast<int>(__ballot_sync(~0u, !is_best && key == second))) - 1;
-    const float both = warp_sum(is_best || is_second ? choice : 0);
-    if (lane_ == 0) group_values[group] = both;
-    named_barrier(kSomeConsumers + r, L::kRouted);
-    const uint32_t own = order_key(group_values[lane_ % L::kGroups]);
-    int better = 0;
+    Packet packets[kTogether];
+    wait_for_packets(packets, epoch_,
+                     [&](int t) { return exchange_.logits + token(t) * kBlocks + expert / 2; });
+    float scores[kTogether];
+    uint32_t own_keys[kTogether];
 #pragma unroll
-    for (int i = 0; i < L::kGroups; ++i) {
-      const uint32_t other = __shfl_sync(~0u, own, i);
-      better += other > own || (other == own && i < lane_ % L::kGroups);
+    for (int t = 0; t < kTogether; ++t) {
+      const float logit =
+          __uint_as_float(static_cast<uint32_t>(packets[t].low >> (expert % 2 * 32)));
+      scores[t] = 1 / (1 + expf(-logit));
+      const float choice = scores[t] + bias;
+      const uint32_t key = own_keys[t] = keys(t)[expert] = order_key(choice);
+      // A group's rank is the sum of its best two scores.
+      const uint32_t best = __reduce_max_sync(~0u, key);
+      const bool is_best = lane_ == __ffs(static_cast<int>(__ballot_sync(~0u, key == best))) - 1;
+      const uint32_t second = __reduce_max_sync(~0u, is_best ? 0 : key);
+      const bool is_second =
+          lane_ == __ffs(static_cast<int>(__ballot_sync(~0u, !is_best && key == second))) - 1;
+      const float both = warp_sum(is_best || is_second ? choice : 0);
+      if (lane_ == 0) group_values(t)[group] = both;
     }
-    uint32_t kept = __ballot_sync(
-        ~0u, lane_ < L::kGroups && better < static_cast<int>(a_.gate.groups_per_token));
-    // An expert's rank within the kept groups; ties go to the lower index.
-    const bool runs = (kept >> group & 1) != 0;
-    int place = 0;
+    named_barrier(barrier, L::kRouted);
+#pragma unroll
+    for (int t = 0; t < kTogether; ++t) {
+      const uint32_t own = order_key(group_values(t)[lane_ % L::kGroups]), key = own_keys[t];
+      int better = 0;
+#pragma unroll
+      for (int i = 0; i < L::kGroups; ++i) {
+        const uint32_t other = __shfl_sync(~0u, own, i);
+        better += other > own || (other == own && i < lane_ % L::kGroups);
+      }
+      uint32_t kept = __ballot_sync(
+          ~0u, lane_ < L::kGroups && better < static_cast<int>(a_.gate.groups_per_token));
+      // An expert's rank within the kept groups; ties go to the lower index.
+      const bool runs = (kept >> group & 1) != 0;
+      int place = 0;
 #pragma unroll 1
-    for (; runs && kept != 0; kept &= kept - 1) {
-      const int other_group = __ffs(static_cast<int>(kept)) - 1;
-      const uint32_t least = other_group < group ? key : key + 1;
+      for (; runs && kept != 0; kept &= kept - 1) {
+        const int other_group = __ffs(static_cast<int>(kept)) - 1;
+        const uint32_t least = other_group < group ? key : key + 1;
 #pragma unroll 4
-      for (int i = 0; i < kWarp; i += 4) {
-        const uint4 four = *reinterpret_cast<const uint4*>(keys + other_group * kWarp + i);
-        place += static_cast<int>(four.x >= least) + static_cast<int>(four.y >= least) +
-                 static_cast<int>(four.z >= least) + static_cast<int>(four.w >= least);
+        for (int i = 0; i < kWarp; i += 4) {
+          const uint4 four = *reinterpret_cast<const uint4*>(keys(t) + other_group * kWarp + i);
+          place += static_cast<int>(four.x >= least) + static_cast<int>(four.y >= least) +
+                   static_cast<int>(four.z >= least) + static_cast<int>(four.w >= least);
+        }
+      }
+      place += __popc(__match_any_sync(~0u, key) & ((1u << lane_) - 1));
+      if (runs && place < L::kChosen) {
+        if constexpr (kRows == 1) {
+          shared_.ids[place] = expert;
+        } else {
+          shared_.of_rows.chosen_ids[token(t)][place] = expert;
+        }
+        weights(t)[1 + place] = scores[t];
       }
     }
-    place += __popc(__match_any_sync(~0u, key) & ((1u << lane_) - 1));
-    float* const weights = shared_.weights + r * L::kExperts;
-    if (runs && place < L::kChosen) {
-      if constexpr (kRows == 1) {
-        shared_.ids[place] = expert;
-      } else {
-        shared_.of_rows.chosen_ids[r][place] = expert;
-      }
-      weights[1 + place] = score;
-    }
-    named_barrier(kSomeConsumers + r, L::kRouted);
-    if (expert != L::kRouted - 1) return;
+    named_barrier(barrier, L::kRouted);
+    // A thread of another warp for each token.
+    if (expert % kWarp != kWarp - 1 || group < L::kGroups - kTogether) return;
     if (kRows == 1) barrier_arrive(&shared_.chosen);
+    float* const own_weights = weights(L::kGroups - 1 - group);
     float sum = 0;
 #pragma unroll
-    for (int i = 1; i < L::kExperts; ++i) sum += weights[i];
+    for (int i = 1; i < L::kExperts; ++i) sum += own_weights[i];
     const float factor = a_.gate.scaling / (a_.gate.normalize ? sum + 1e-20f : 1.0f);
 #pragma unroll
-    for (int i = 1; i < L::kExperts; ++i) weights[i] *= factor;
-    weights[0] = 1;
-    if (FATHOM_PLANTED(a_, kDroppedExpert)) weights[L::kChosen] = 0;
+    for (int i = 1; i < L::kExperts; ++i) own_weights[i] *= factor;
+    own_weights[0] = 1;
+    if (FATHOM_PLANTED(a_, kDroppedExpert)) own_weights[L::kChosen] = 0;
   }
 
   // The activation from the sums of gate and up, which alternate for each expert.
@@ -541,9 +585,11 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
     }
     receive<L::kExperts * L::kInterRows, kBlocks>(
         [&](int r) { return exchange_.activation[r * kBlocks]; },
-        [&](int r, int block, int i) {
-          return shared_.scratch + (r * L::kExperts + i / L::kInterRows) * L::kInter +
-                 block * L::kInterRows + i % L::kInterRows;
+        [&](int r, int block, int i, float value) {
+          reinterpret_cast<__nv_bfloat16*>(
+              shared_.scratch)[(r * L::kExperts + i / L::kInterRows) * L::kInter +
+                               block * L::kInterRows + i % L::kInterRows] =
+              __float2bfloat16_rn(value);
         });
     sync_consumers();
     this->template write_scaled<L::kExperts * L::kInter / kScaleRow>();
@@ -624,22 +670,26 @@ struct Parts {
   }
 };
 
-// Of one token, before that of two.
-constexpr int64_t kExchangeOfOne = sizeof(Layout<1>::Exchanged);
-static_assert(kExchangeOfOne % alignof(Packet) == 0);
+// Of one token, then of two, then of four.
+constexpr int64_t kExchangeOfOne = sizeof(Layout<1>::Exchanged),
+                  kExchangeOfTwo = sizeof(Layout<2>::Exchanged);
+static_assert(kExchangeOfOne % alignof(Packet) == 0 && kExchangeOfTwo % alignof(Packet) == 0);
 
 }  // namespace
 
 void launch_v3_eighth(const DecodeLayersArguments& arguments, GpuStream stream) {
   const bool meets_ranks = arguments.peers.ranks > 1;
-  if (arguments.rows == 1) {
-    (meets_ranks ? Parts<1, true>::launch : Parts<1, false>::launch)(arguments, stream);
-    return;
-  }
-  DecodeLayersArguments of_two = arguments;
-  of_two.exchange = static_cast<std::byte*>(arguments.exchange) + kExchangeOfOne;
-  (meets_ranks ? Parts<2, true>::launch : Parts<2, false>::launch)(of_two, stream);
+  const auto launch = [&]<int kTokens>(std::integral_constant<int, kTokens>, int64_t at) {
+    DecodeLayersArguments own = arguments;
+    own.exchange = static_cast<std::byte*>(arguments.exchange) + at;
+    (meets_ranks ? Parts<kTokens, true>::launch : Parts<kTokens, false>::launch)(own, stream);
+  };
+  if (arguments.rows == 1) return launch(std::integral_constant<int, 1>(), 0);
+  if (arguments.rows == 2) return launch(std::integral_constant<int, 2>(), kExchangeOfOne);
+  launch(std::integral_constant<int, 4>(), kExchangeOfOne + kExchangeOfTwo);
 }
-int64_t v3_eighth_exchange_bytes() { return kExchangeOfOne + sizeof(Layout<2>::Exchanged); }
+int64_t v3_eighth_exchange_bytes() {
+  return kExchangeOfOne + kExchangeOfTwo + int64_t{sizeof(Layout<4>::Exchanged)};
+}
 
 }  // namespace fathom::cuda::decode_layers_kernel
