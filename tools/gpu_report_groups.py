@@ -7,6 +7,7 @@ V2_LITE_MTP = "bench/models/v2-lite-mtp"
 AZURE = "AZURE"  # stands for --azure's file
 V3, V3_SLICE = "bench/models/v3-10-layers", "bench/models/v3-10-layers-eighth"
 V3_MTP = "bench/models/v3-10-layers-mtp"
+V3_SLICE_MTP = "bench/models/v3-10-layers-eighth-mtp"
 V3_HALF = "bench/models/v3-40-layers-half"  # four ranks are TP8 slices of V3
 KIMI_K2 = "bench/models/kimi-k2-int4-4-layers"
 V3_WHOLE, CODER_V2 = "bench/models/v3", "bench/models/coder-v2-instruct-fp8"
@@ -78,6 +79,7 @@ GROUPS = {
     "mtp_steps": Group(90, [
         ("mtp_steps", ["mtp_step_cuda_bench", V2_LITE_MTP]),
         ("mtp_steps_v3", ["mtp_step_cuda_bench", V3_MTP]),
+        ("mtp_steps_v3_slice", ["mtp_step_cuda_bench", V3_SLICE_MTP]),
     ]),
     "sparse_attention": Group(80, [
         ("indexer", ["indexer_cuda_bench"]),

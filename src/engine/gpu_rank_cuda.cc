@@ -193,7 +193,7 @@ cuda::StepLayout& GpuRank::plan(const ForwardBatch& batch, const cuda::WorldRows
   }
   planner_->plan(batch, rows, layout_);
   if (graph_ != nullptr && rows <= model_->most_rows_of_one_launch() &&
-      layout_.most_keys > model_->most_keys_of_one_launch(rows)) {
+      layout_.all_keys > model_->most_keys_of_one_launch(rows, cache_.format)) {
     graph_ = find(graphs_of_many_keys_.at(tiles_[queries - 1]), rows);
   }
   if (graph_ != nullptr && !layout_.index_passes.empty()) {
@@ -272,7 +272,7 @@ void GpuRank::capture(const int32_t* sampled) {
         long_graphs_.push_back(capture_model(sampled));
       }
       if (rows > model_->most_rows_of_one_launch()) continue;
-      layout_.most_keys = model_->most_keys_of_one_launch(rows) + 1;
+      layout_.all_keys = model_->most_keys_of_one_launch(rows, cache_.format) + 1;
       graphs_of_many_keys_[tile].push_back(capture_model(sampled));
     }
   }

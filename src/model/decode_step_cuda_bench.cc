@@ -70,10 +70,10 @@ Times measure(DeepSeekModel& model, const ModelConfig& config, const Work& work)
   };
   Times times{.us = time()};
   if (layout.rows > model.most_rows_of_one_launch() ||
-      layout.most_keys > model.most_keys_of_one_launch(layout.rows)) {
+      layout.all_keys > model.most_keys_of_one_launch(layout.rows, rows.format)) {
     return times;
   }
-  layout.most_keys = model.most_keys_of_one_launch(layout.rows) + 1;
+  layout.all_keys = model.most_keys_of_one_launch(layout.rows, rows.format) + 1;
   times.by_operations_us = time();
   return times;
 }

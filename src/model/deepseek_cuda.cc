@@ -43,7 +43,7 @@ void DeepSeekModel::forward(const StepLayout& step, const std::byte* arrays, con
   const auto num_layers = static_cast<size_t>(config_.num_layers);
   for (size_t layer = 0; layer < num_layers; ++layer) {
     const auto number = static_cast<int64_t>(layer);
-    if (number == plan_.first_decode_layer && takes_decode_layers(step)) {
+    if (number == plan_.first_decode_layer && takes_decode_layers(step, cache.format)) {
       last_layers(step, arrays, cache, stream);
       if (options_.with_mtp) return logits_and_mtp_rows(step, arrays, sampled, cache, stream);
       if (step.logit_rows == 0) return;
@@ -111,11 +111,11 @@ void DeepSeekModel::describe_decode_layers() {
   decode_layers_ = DeviceArray<DecodeLayer>(layers);
 }
 
-bool DeepSeekModel::takes_decode_layers(const StepLayout& step) const {
+bool DeepSeekModel::takes_decode_layers(const StepLayout& step, CacheFormat format) const {
   // Launches of a lane's ranks that wait for one another do not fit on one GPU.
   const auto shares = [](const DeepSeekModel* rank) { return rank->peers_.shares_device; };
   return step.rows <= most_rows_of_one_launch() && step.rows == step.valid_rows &&
-         step.passes.empty() && step.most_keys <= most_keys_of_one_launch(step.rows) &&
+         step.passes.empty() && step.all_keys <= most_keys_of_one_launch(step.rows, format) &&
          std::ranges::none_of(lane_, shares);
 }
 

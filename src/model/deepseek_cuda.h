@@ -27,6 +27,7 @@
 #include "model/attention_plan.h"
 #include "model/gpu_support.h"
 #include "model/kernel_plan.h"
+#include "model/layer_options.h"
 #include "model/step_layout.h"
 #include "model/weights_cuda.h"
 #include "ops/decode_layers/decode_layers_cuda.h"
@@ -158,11 +159,12 @@ class DeepSeekModel {
                                 : gpu_logit_columns(spec_);
   }
   int64_t num_heads() const { return heads_; }
-  // Steps of up to so many rows use other launches beyond so many keys: a graph is valid on one
-  // side only. 0: the same ones always.
+  // Steps of up to so many rows use other launches beyond so many keys of all sequences: a graph is
+  // valid on one side only. 0: the same ones always.
   int64_t most_rows_of_one_launch() const { return most_decode_layers_rows(plan_.decode_layers); }
-  int64_t most_keys_of_one_launch(int64_t rows) const {
-    return most_decode_layers_tokens(plan_.decode_layers, rows);
+  int64_t most_keys_of_one_launch(int64_t rows, CacheFormat format) const {
+    return most_decode_layers_bytes(plan_.decode_layers, rows) /
+           latent_layout(config_, format).row_bytes();
   }
 
  private:
@@ -228,7 +230,7 @@ class DeepSeekModel {
   MoeShape shared_shape() const;
   void fill_constants();
   void describe_decode_layers();
-  bool takes_decode_layers(const StepLayout& step) const;
+  bool takes_decode_layers(const StepLayout& step, CacheFormat format) const;
   void last_layers(const StepLayout& step, const std::byte* arrays, const CacheMemory& cache,
                    GpuStream stream);
   template <typename Arguments>

@@ -251,6 +251,10 @@ void StepPlanner::place_arrays(const ForwardBatch& batch, StepLayout& out) {
   }
   at.block_tables = place(std::ssize(runs_) * batch.max_pages, 4);
   out.most_keys = 1 + *std::max_element(batch.positions.begin(), batch.positions.end());
+  out.all_keys = 0;
+  for (int64_t s = 0; s < batch.num_sequences(); ++s) {
+    out.all_keys += batch.context_lens[static_cast<size_t>(s)] + num_queries(batch, s);
+  }
   out.passes.clear();
   out.max_pages = batch.max_pages;
   out.page_stride = limits_.page_stride;

@@ -122,6 +122,7 @@ struct StepLayout {
   int64_t absorbed_rows = 0;         // first in the order
   int64_t logit_rows = 0;
   int64_t most_keys = 0;  // most keys that a row sees, itself included
+  int64_t all_keys = 0;   // keys of all sequences, each counted once
   int32_t max_pages = 0;
   int64_t page_stride = 1;
   StepArrays at;

@@ -98,12 +98,14 @@ void check(const ForwardBatch& batch, int64_t rows, const StepLimits& limits) {
   ASSERT_EQ(layout.rows, rows);
   ASSERT_EQ(layout.valid_rows, batch.num_rows());
   EXPECT_EQ(*array_at<int32_t>(layout, layout.at.num_valid_rows), batch.num_rows());
-  int64_t longest = 0;  // of the sequences, the new tokens included
+  int64_t longest = 0, together = 0;  // of the sequences, the new tokens included
   for (int64_t s = 0; s < batch.num_sequences(); ++s) {
-    longest = std::max<int64_t>(
-        longest, batch.context_lens[s] + batch.query_start[s + 1] - batch.query_start[s]);
+    const int64_t keys = batch.context_lens[s] + batch.query_start[s + 1] - batch.query_start[s];
+    longest = std::max(longest, keys);
+    together += keys;
   }
   EXPECT_EQ(layout.most_keys, longest);
+  EXPECT_EQ(layout.all_keys, together);
   EXPECT_LE(std::ssize(layout.memory),
             planner.most_bytes(rows, batch.num_sequences(), batch.max_pages));
   const auto* ids = array_at<int32_t>(layout, layout.at.token_ids);

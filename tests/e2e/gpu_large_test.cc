@@ -158,8 +158,8 @@ Text across(const std::vector<int32_t>& ids, int64_t first, int64_t most) {
   return text;
 }
 
-// Steps of one row, and of two, have a graph for up to so many keys and one for more: replays
-// across these lengths equal the separate launches.
+// Steps of one row, and of two, have a graph for up to so many keys of all sequences and one for
+// more: replays across these lengths equal the separate launches.
 struct MostKeys {
   const char* model;
   int64_t of_one, of_two;
@@ -171,16 +171,19 @@ TEST_P(GpuLargeGraphs, ReplayAcrossTheMostKeysOfOneLaunch) {
   ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
   std::mt19937 random(34);
   std::vector<int32_t> ids;
-  for (int i = 0; i < 6000; ++i) ids.push_back(static_cast<int32_t>(3 + random() % 4000));
+  const int64_t count = std::max(GetParam().of_one, GetParam().of_two) + 100;
+  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(3 + random() % 4000));
+  constexpr int64_t kShort = 213;
   const std::vector<Text> one = {across(ids, 0, GetParam().of_one)},
-                          two = {across(ids, 0, GetParam().of_two), across(ids, 1000, 213)};
+                          two = {across(ids, 0, GetParam().of_two - kShort),
+                                 across(ids, 1000, kShort)};
   for (const std::vector<Text>& texts : {one, two}) {
     SCOPED_TRACE(texts.size());
     std::vector<std::vector<SampledToken>> replayed;
     for (const bool graphs : {true, false}) {
       GpuRunnerOptions options = gpu_options();
-      options.max_model_len = 8192;
-      options.max_total_tokens = 16384;
+      options.max_model_len = 16384;
+      options.max_total_tokens = 32768;
       options.max_num_seqs = 4;
       options.graphs = graphs;
       const auto found = run(*on_gpu(options, *checkpoint), texts);
@@ -194,9 +197,9 @@ TEST_P(GpuLargeGraphs, ReplayAcrossTheMostKeysOfOneLaunch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuLargeGraphs,
-                         testing::Values(MostKeys{"v3_eighth_layers", 4096, 2048},
-                                         MostKeys{"v2_lite_layers", 5120, 1792},
-                                         MostKeys{"v2_lite_fp8_layers", 5632, 1792}),
+                         testing::Values(MostKeys{"v3_eighth_layers", 7725, 4861},
+                                         MostKeys{"v2_lite_layers", 6597, 4166},
+                                         MostKeys{"v2_lite_fp8_layers", 5989, 3645}),
                          [](const auto& most) { return std::string(most.param.model); });
 
 // Pages spread over a cache of more than 4 GiB a layer give the same results as in a small one.

@@ -26,14 +26,32 @@ __device__ inline uint32_t pack_fp8(float a, float b, float c, float d) {
   return pack_fp8<kType>(a, b) | pack_fp8<kType>(c, d) << 16;
 }
 
-// cvt.rn.f16x2.{e4m3x2,e5m2x2}: exact.
+// cvt.rn.f16x2.{e4m3x2,e5m2x2}, of the lower or the upper two of four bytes: exact.
 template <Fp8 kType>
-__device__ inline uint32_t fp8_to_f16(uint16_t pair) {
+__device__ inline uint32_t fp8_to_f16(uint32_t bytes) {
   uint32_t wide;
   if constexpr (kType == Fp8::kE4M3) {
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(pair));
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}"
+        : "=r"(wide)
+        : "r"(bytes));
   } else {
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(wide) : "h"(pair));
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e5m2x2 %0, low;\n}"
+        : "=r"(wide)
+        : "r"(bytes));
+  }
+  return wide;
+}
+template <Fp8 kType>
+__device__ inline uint32_t upper_fp8_to_f16(uint32_t bytes) {
+  uint32_t wide;
+  if constexpr (kType == Fp8::kE4M3) {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}"
+        : "=r"(wide)
+        : "r"(bytes));
+  } else {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e5m2x2 %0, high;\n}"
+        : "=r"(wide)
+        : "r"(bytes));
   }
   return wide;
 }
@@ -51,8 +69,8 @@ __device__ inline float2 widen_f16(uint32_t pair) {
 // Converts four bytes, the lowest first.
 template <Fp8 kType>
 __device__ inline float4 widen_fp8(uint32_t bytes) {
-  const float2 low = widen_f16(fp8_to_f16<kType>(static_cast<uint16_t>(bytes)));
-  const float2 high = widen_f16(fp8_to_f16<kType>(static_cast<uint16_t>(bytes >> 16)));
+  const float2 low = widen_f16(fp8_to_f16<kType>(bytes));
+  const float2 high = widen_f16(upper_fp8_to_f16<kType>(bytes));
   return {low.x, low.y, high.x, high.y};
 }
 

@@ -68,8 +68,8 @@ struct DecodeLayersArguments {
   void* delta_out = nullptr;       // [rows, hidden] bf16: the last layer's experts
   float eps = 0, inner_eps = 0;    // inner_eps: norms of q_a and kv_a
   const float* cos_sin = nullptr;  // [max_position, rope / 2, 2]
-  // [rows]: each token's, at most most_decode_layers_tokens(kind, 1) - 1. Keys before it lie in the
-  // cache, but for those of the same sequence's tokens before it.
+  // [rows]: each token's, below the shape's kMostTokens. Keys before it lie in the cache, but for
+  // those of the same sequence's tokens before it.
   const int32_t* positions = nullptr;
   // [rows]: destination of each token's cache row, page * 64 + row of the page.
   const int64_t* slots = nullptr;

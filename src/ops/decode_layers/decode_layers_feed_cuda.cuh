@@ -53,7 +53,7 @@ class FeederOf {
     if (l == 0) barrier_wait(&shared_.pages_known, 0);
     if constexpr (L::kRows == 1) {
       if (l == 0) cached_ = a_.positions[0];
-      return key_runs_of(cached_, block_ % kHeadBlocks) * kKeyPieces<Row, L>;
+      return key_runs_of(cached_ + 1, block_ % kHeadBlocks) * kKeyPieces<Row, L>;
     } else {
       return num_runs(shared_) * kKeyPieces<Row, L>;
     }

@@ -6,8 +6,8 @@
 // slot is free, the cache's keys included. Only a layer's routed experts are not known ahead.
 // Sixteen consumer warps multiply. Each step produces a few dozen values per CTA, which all CTAs
 // read as flag-in-data packets (block_packets.cuh). Eight CTAs work on a head: its query, its part
-// of W_UK, a split of an eighth of the keys each, W_UV. Every CTA keeps the whole residual in
-// registers.
+// of W_UK, a split of an eighth of the keys each, W_UV. Every CTA keeps its own rows of the
+// residual.
 #pragma once
 
 #include "device/cuda/co_resident.h"

@@ -63,24 +63,40 @@ struct Exchange {
 // ---- which keys a token attends to, and which CTA has them
 
 constexpr int kPage = 64;
-constexpr int kKeyRun = 16;  // consecutive keys of a page; one a warp
+constexpr int kKeyRun = 16;  // consecutive keys of a page
 
-// Runs of cached keys before this token's, and a CTA's share of them.
-__device__ inline int key_runs(int position) { return (position + kKeyRun - 1) / kKeyRun; }
-__device__ inline int key_runs_of(int position, int part) {
-  return (key_runs(position) - part + kHeadBlocks - 1) / kHeadBlocks;
+// A CTA's share of the runs of so many keys, those of this step included.
+__device__ inline int key_runs_of(int keys, int part) {
+  return ((keys + kKeyRun - 1) / kKeyRun - part + kHeadBlocks - 1) / kHeadBlocks;
 }
-// The split that has the token's own key.
-__device__ inline int newest_key_part(int position) { return key_runs(position) % kHeadBlocks; }
+// The CTA's share that has a key.
+__device__ inline int key_part(int key) { return key / kKeyRun % kHeadBlocks; }
 
 // ---- shared memory
 
 // Offset in scratch of the tokens' new keys from W_kv_a, until attention begins.
-constexpr int kKeyAt = 4096;
+constexpr int kKeyAt = 2048;
 constexpr int kMostRowBytes = LatentRow<CacheFormat::kBF16>::kBytes;  // of the cache
 
 // Most experts that so many tokens have together, the shared one included.
 __host__ __device__ constexpr int most_units(int rows, int chosen) { return 1 + rows * chosen; }
+
+// Groups of warps that attend to a run of keys together, decode_layers_keys_cuda.cuh; a warp's part
+// of the latent and of the rotary columns, and steps of 16 columns of it.
+constexpr int kKeyWarps = 4, kKeyGroups = kWarps / kKeyWarps;
+constexpr int kKeyColumns = kLatent / kKeyWarps, kKeyRope = kRope / kKeyWarps;
+constexpr int kKeySteps = kKeyColumns / 16;
+
+// What the warps of all groups that have the same part of the columns multiply keys with. latent:
+// for each token and l % 4 the words of the eight steps, two each, in the type that the keys
+// multiply in, and a gap against bank conflicts.
+template <int kRows>
+struct KeyQueries {
+  static constexpr int kStride = 2 * kKeySteps + 4;
+  alignas(16) uint32_t latent[kKeyWarps][kRows][4][kStride];
+  alignas(8) uint32_t rope[kRows][kRope / 2];  // turned, bf16
+  float scales[kKeyWarps][kRows];
+};
 
 // Shared memory of launches of several tokens alone.
 template <typename L, int kRows>
@@ -116,7 +132,8 @@ struct Shared {
   std::byte row[L::kRows * kMostRowBytes];    // cache rows of the tokens
   float sums[L::kRows * L::kSums];            // rows, or halves of rows
   float warp_sums[L::kRows * kWarps];
-  float most[kWarps], total[kWarps];          // softmax state of each warp's keys
+  KeyQueries<L::kRows> queries;               // of the head
+  float most[kWarps], total[kWarps];          // softmax state of each group's keys, of each token
   float x_scales[L::kRows * L::kMostScales];  // of the 128-column blocks of scaled vectors
   float weights[L::kRows * L::kExperts];      // the shared expert's is 1
   int32_t ids[L::kRows * L::kChosen];         // of routed experts, as they are read
@@ -148,8 +165,10 @@ __device__ inline const uint8_t* wait_for_chunk(Shared<L>& shared, unsigned sequ
 
 constexpr int kReceivers = kHeadBlocks * kAbsorbPackets;  // threads that receive a query
 
-// Named barriers; kSomeConsumers and the next: one for each token.
-constexpr int kConsumers = 1, kSomeConsumers = 2, kRouters = kSomeConsumers + kMostRows;
+// Named barriers; kSomeConsumers and the next: one for each token; kAttention and the next: one for
+// each group of warps.
+constexpr int kConsumers = 1, kSomeConsumers = 2, kRouters = kSomeConsumers + kMostRows,
+              kAttention = kRouters + 1;
 __device__ inline void sync_consumers() { named_barrier(kConsumers, kThreads); }
 
 __device__ inline float load_ahead(const float* from) {

@@ -25,6 +25,30 @@ __device__ inline Pair multiply_step_bf16(const uint8_t* weights, const uint4& x
   return {odd ? d[0][1] + d[1][1] : d[0][0] + d[1][0], odd ? d[0][3] + d[1][3] : d[0][2] + d[1][2]};
 }
 
+// Reduces up to 16 values over the warp, with fewer shuffles than a reduction of each: a lane gets
+// the sum of value lane / (32 / kCount).
+template <int kCount>
+__device__ inline float sum_of_each(const float (&values)[kCount], int lane) {
+  static_assert(kCount <= 16 && (kCount & (kCount - 1)) == 0);
+  float x[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = values[i];
+  int distance = kWarp / 2;
+#pragma unroll
+  for (int count = kCount / 2; count > 0; count /= 2, distance /= 2) {
+    const bool is_high = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      x[i] = (is_high ? x[i + count] : x[i]) +
+             __shfl_xor_sync(~0u, is_high ? x[i] : x[i + count], distance);
+    }
+  }
+  float sum = x[0];
+#pragma unroll
+  for (; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+  return sum;
+}
+
 // Reduces both values of up to four pairs over the warp. Lanes 0 to 15 get the sum of first values,
 // the others that of second values, of pair lane % 16 / (16 / kPairCount).
 template <int kPairCount>
@@ -422,7 +446,7 @@ class Steps {
   // Called by one warp of the token. One CTA of each head needs the row; one CTA writes it to the
   // cache. `known`, if not null: told when it is in shared memory.
   __device__ void write_cache_row(std::byte* pages, uint64_t* known = nullptr) const {
-    if (part_ != newest_key_part(cached())) return;
+    if (part_ != key_part(position())) return;
     const float* const from = new_key();
     const Eight latent[2] = {load_eight(from + lane_ * 8), load_eight(from + (lane_ + kWarp) * 8)};
     const Eight key = load_eight(from + kLatent + lane_ % 8 * 8);
@@ -464,8 +488,8 @@ class Steps {
     return {packed(low), packed(high)};
   }
 
-  // The head's query: the rotary part stays in registers, two values a lane; the rest goes through
-  // W_UK, four rows of 128 columns a warp.
+  // The head's query: the rotary part is turned and rounded as a separate launch would store it;
+  // the rest goes through W_UK, four rows of 128 columns a warp.
   __device__ void absorb() {
     receive<kQueryRows, kHeadBlocks>(
         [&](int r) { return exchange_.query[r * kBlocks + head_ * kHeadBlocks]; },
@@ -474,12 +498,12 @@ class Steps {
         });
     sync_consumers();
     const float* const query = shared_.scratch + row() * (kNope + kRope);
-    const float2 pair = *reinterpret_cast<const float2*>(query + kNope + lane_ * 2);
-    const float2 turn = *reinterpret_cast<const float2*>(turns() + lane_ * 2);
-    // Rounded as a separate launch would store it.
-    const uint32_t rotated =
-        pack_bf16(pair.x * turn.x - pair.y * turn.y, pair.x * turn.y + pair.y * turn.x);
-    q_rope_ = {low_bf16(rotated), high_bf16(rotated)};
+    if (token_warp() == 0) {
+      const float2 pair = *reinterpret_cast<const float2*>(query + kNope + lane_ * 2);
+      const float2 turn = *reinterpret_cast<const float2*>(turns() + lane_ * 2);
+      shared_.queries.rope[row()][lane_] =
+          pack_bf16(pair.x * turn.x - pair.y * turn.y, pair.x * turn.y + pair.y * turn.x);
+    }
     if constexpr (L::kHasBf16Weights) {
       // Two rows of each half of a kilobyte.
       const uint4 x = narrow(load_eight(query + lane_ * 8 % kNope));
@@ -525,153 +549,233 @@ class Steps {
     put_rows<kAbsorbRows>(exchange_.absorbed[share()], [&](int i) { return sums()[i]; });
   }
 
-  // A token's warps take one key of each run, or, of kRows tokens, kRows; kBatch keys at a time.
-  // The first pass has no keys: it warms the instruction cache while the query is in flight.
-  static constexpr int kBatch = kRows == 4 ? 4 : 2;
+  // Groups of warps take the runs in turn, in the order in which they come. One of them begins
+  // without keys: that warms the instruction cache while the query is in flight.
   __device__ void attend(int l) {
-    Sixteen query = {};
-    float query_scale = 1;
-    KeySum sum;
-    constexpr int kPieces = kKeyPieces<Row, L>, kKeys = kKeyRun / kPieces;
-    const int cached = this->cached(), runs = key_runs_of(cached, part_);
-    // One warp of one CTA takes the newest keys, those of this step, after the runs.
-    const bool has_newest = token_warp() == 0 && part_ == newest_key_part(cached);
-    const bool is_alone = kRows == 1 || FATHOM_PLANTED(a_, kHiddenNeighbour);
-    const int newest = has_newest ? (is_alone ? 1 : position() - cached + 1) : 0;
-    const int keys = runs * kRows;  // of this warp
-    // All of a warp's keys of a run are in one piece of it.
-    const int piece = kPieces > 1 ? token_warp() * kRows / kKeys : 0;
-    const auto chunk_of_run = [&](int run) {
-      if constexpr (kRows > 1) run = place_of_run(shared_, shared_.of_rows.first[row()], run);
-      return run * kPieces + piece;
-    };
+    const int group = warp_ / kKeyWarps, part = warp_ % kKeyWarps;
+    const float softmax_factor = a_.softmax_scale * kLog2E;  // for exp2
+    int runs = 0;
+    if constexpr (kRows == 1) {
+      runs = key_runs_of(cached_ + 1, part_);
+    } else {
+      runs = num_runs(shared_);
+    }
+    KeySums<Row, kLaneTokens> sums;
+    const int begin = group == kKeyGroups - 1 ? -1 : group;
 #pragma unroll 1
-    for (int first = -kBatch; first < keys + newest || first <= 0; first += kBatch) {
-      if (first == 0) receive_query(l, query, query_scale);
-      const std::byte* rows[kBatch];
-      const uint8_t* slot = nullptr;
+    for (int n = begin; n < max(runs, kKeyGroups); n += kKeyGroups) {
+      if (n == group) receive_query(l, group, part);
+      if (n >= runs) break;
+      KeyHalves<Row> keys;
+      const KeyRange range = keys_of_run(n, l, keys);
+      const int place = key_of_row<Row>(lane_ / 4);
+      float scales[kLaneKeys], scores[2 * kLaneKeys];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int key = first + i;
-        rows[i] = nullptr;
-        if (key >= keys && key < keys + newest) {
-          static_cast<const Derived&>(*this).wait_for_new_key(l);
-          // The last of them is the token's own.
-          rows[i] = cache_row() - (keys + newest - 1 - key) * kMostRowBytes;
-        }
-        if (key < 0 || key >= keys) continue;
-        const int run = key / kRows, place = token_warp() * kRows + key % kRows;
-        if (i % kRows == 0) slot = wait_for_chunk(chunk_of_run(run));  // of all its keys
-        if ((run * kHeadBlocks + part_) * kKeyRun + place < cached) {
-          rows[i] = reinterpret_cast<const std::byte*>(slot) + place % kKeys * Row::kBytes;
-          if (FATHOM_PLANTED(a_, kWrongKey) &&
-              (run * kHeadBlocks + part_) * kKeyRun + place == cached - 1 && place % 2 == 1) {
-            rows[i] -= Row::kBytes;
-          }
+      for (int i = 0; i < kLaneKeys; ++i) {
+        scales[i] = 1;
+        if constexpr (Row::kIsScaled) {
+          scales[i] = reinterpret_cast<const float*>(keys.key(i, place) + Row::kScalesAt)[part];
         }
       }
-      add_keys<Row>(rows, query, query_scale, q_rope_, lane_, sum);
+      int scored = place;
+      const int newest = range.cached - 1 - range.begin;  // cached key
+      if (FATHOM_PLANTED(a_, kWrongKey) && newest < kKeyRun && newest % 8 == place) {
+        scored -= place % 2;
+      }
+      multiply_query(keys, scored, scales, shared_.queries, part, lane_, softmax_factor, scores);
+      add_parts((n + kKeyGroups) / kKeyGroups & 1, group, part, scores);
+      bool is_of[kLaneTokens];
+#pragma unroll
+      for (int t = 0; t < kLaneTokens; ++t) {
+        // The token's number in the sequence, and the last key that it attends to.
+        const int number = lane_ % 4 * 2 + t - range.first;
+        is_of[t] = number >= 0 && number < range.count;
+        const int last = is_of[t] ? range.cached + number : -1;
+#pragma unroll
+        for (int i = 0; i < kLaneKeys; ++i) {
+          const int key = range.begin + i * 8 + place;
+          bool is_seen = key <= last;
+          if (FATHOM_PLANTED(a_, kHiddenNeighbour)) is_seen &= key < range.cached || key == last;
+          if (!is_seen) scores[2 * i + t] = -INFINITY;
+        }
+      }
+      sums.add(keys, scales, scores, is_of, part, lane_);
       __syncwarp();
-      // Runs that end with this batch.
-      if (first >= 0 && (first + kBatch) % kRows == 0 && lane_ < (kBatch + kRows - 1) / kRows &&
-          first + lane_ < keys) {
-        release_chunk(chunk_of_run(first / kRows + lane_), arrivals_for_run() * kPieces);
+      if (n >= 0 && lane_ < kPieces) release_chunk(n * kPieces + lane_, kKeyWarps);
+    }
+    place_thread();  // what follows from it needs no registers in the loop
+    chunks_ += runs * kPieces;
+    sync_consumers();  // all have read the scores: scratch is free
+    join_groups(group, part, sums);
+  }
+
+  static constexpr int kLaneTokens = kRows == 1 ? 1 : 2, kPieces = kKeyPieces<Row, L>;
+
+  // A run: from key `begin` of a sequence on, which has `cached` keys and then those of the
+  // launch's tokens `first` to `first` + `count` - 1.
+  struct KeyRange {
+    int begin = 0, first = 0, count = 0, cached = 0;
+  };
+
+  // Waits for a run. n < 0: no keys.
+  __device__ KeyRange keys_of_run(int n, int l, KeyHalves<Row>& keys) const {
+    KeyRange range;
+    keys.begin[0] = keys.begin[1] = reinterpret_cast<const std::byte*>(shared_.ring[0]);
+    if (n < 0) return range;
+    int run = n;
+    if constexpr (kRows == 1) {
+      range.count = 1;
+      range.cached = cached_;
+    } else {
+      const auto& tokens = shared_.of_rows;
+      const int at = tokens.run_order[n];
+      run = at / kRows;
+      range.first = at % kRows;
+      range.count = tokens.count[range.first];
+      range.cached = tokens.cached[range.first];
+    }
+    range.begin = (run * kHeadBlocks + part_) * kKeyRun;
+    constexpr int kHalf = kKeyRun / 2 * Row::kBytes;
+    keys.begin[0] = reinterpret_cast<const std::byte*>(wait_for_chunk(n * kPieces));
+    keys.begin[1] = kPieces == 1 ? keys.begin[0] + kHalf
+                                 : reinterpret_cast<const std::byte*>(wait_for_chunk(n * 2 + 1));
+    if (range.begin + kKeyRun > range.cached) put_newest_keys(n, l, range);
+    return range;
+  }
+
+  // Completes a run: behind the cached keys those of this step, then zeros: what a slot has there
+  // may be no numbers, and a token's weight of 0 does not hide that. By the run's warps.
+  __device__ void put_newest_keys(int n, int l, const KeyRange& range) const {
+    constexpr int kKeys = kKeyRun / kPieces, kParts = Row::kBytes / 16;  // of 16 bytes
+    const int group = warp_ / kKeyWarps, from = max(range.cached - range.begin, 0),
+              newest = range.begin + from - range.cached;  // the first one's number
+    for (int r = newest; r < min(range.begin + kKeyRun - range.cached, range.count); ++r) {
+      static_cast<const Derived&>(*this).wait_for_new_key(range.first + r, l);
+    }
+#pragma unroll 1
+    for (int i = warp_ % kKeyWarps; i < kKeyRun - from; i += kKeyWarps) {
+      const int place = from + i, number = newest + i;
+      const unsigned chunk = static_cast<unsigned>(chunks_ + n * kPieces + place / kKeys);
+      auto* const to =
+          reinterpret_cast<uint4*>(shared_.ring[chunk % L::kSlots] + place % kKeys * Row::kBytes);
+      const auto* const row =
+          reinterpret_cast<const uint4*>(shared_.row + (range.first + number) * kMostRowBytes);
+#pragma unroll 1
+      for (int j = lane_; j < kParts; j += kWarp) {
+        to[j] = number < range.count ? row[j] : make_uint4(0, 0, 0, 0);
       }
     }
-    if constexpr (kRows == 1) {
-      chunks_ += runs * kPieces;
-    } else {
-      chunks_ += num_runs(shared_) * kPieces;
-    }
-    sync_consumers();  // all have read the queries: scratch is free
-    join_warps(sum);
+    fence_async_proxy();  // the slot's next bytes come by bulk copies
+    named_barrier(kAttention + group, kKeyWarps * kWarp);
   }
 
-  // A warp's, of a token of a sequence: all its tokens' together are as many as there are warps.
-  __device__ int arrivals_for_run() const {
-    if constexpr (kRows == 1) {
-      return 1;
-    } else {
-      const bool is_first = row() == shared_.of_rows.first[row()];
-      return is_first ? kRows + 1 - shared_.of_rows.count[row()] : 1;
+  // The tokens' queries: a warp of group r receives its part of the columns of token r's.
+  // Warps that receive none do not meet: one may still make the new cache row.
+  __device__ void receive_query(int l, int group, int part) const {
+    static_assert(packet_values(kAbsorbRows) == 4 && kReceivers == kKeyWarps * kWarp);
+    if (group < kRows) {
+      const Packet* const from =
+          exchange_.absorbed[group * kBlocks + head_ * kHeadBlocks] + part * kWarp + lane_;
+      Packet packet[1];
+      wait_for_packets(packet, epoch_, [&](int) { return from; });
+      float values[4];
+      unpack_bf16(packet[0], values);
+      store_query<Row>(values, part, group, lane_, shared_.queries);
+      barrier_arrive(&shared_.query_known);
     }
-  }
-
-  // The query in the type that the keys multiply in, and the factor of the scores.
-  // Warps that receive none of it do not meet: one may still make the new cache row.
-  __device__ void receive_query(int l, Sixteen& query, float& scale) {
-    receive<kAbsorbRows, kHeadBlocks>(
-        [&](int r) { return exchange_.absorbed[r * kBlocks + head_ * kHeadBlocks]; },
-        [&](int r, int block, int i, float value) {
-          shared_.scratch[r * kLatent + block * kAbsorbRows + i] = value;
-        });
-    if (thread_ < kRows * kReceivers) barrier_arrive(&shared_.query_known);
     barrier_wait(&shared_.query_known, l & 1);
-    const float* const from = shared_.scratch + row() * kLatent + lane_ * 16;
-    if constexpr (Row::kIsBf16) {
-      query = {narrow(load_eight(from)), narrow(load_eight(from + 8))};
-    } else {
-      query = scaled_sixteen(from, scale);
-    }
-    const float factor = a_.softmax_scale * kLog2E;  // for exp2
-    scale *= factor;
-    q_rope_.x *= factor;
-    q_rope_.y *= factor;
   }
 
-  // The CTA's partial result, normalized, and its log-sum-exp.
-  __device__ void join_warps(const KeySum& own) const {
-    // Sums of as many warps of the token at a time as scratch holds.
-    constexpr int kTogether = L::kScratch / kLatent < kWarps ? kTokenWarps / 2 : kTokenWarps;
-    static_assert(kRows * kTogether * kLatent <= L::kScratch);
-    float* const scratch = shared_.scratch + row() * kTogether * kLatent;
-    if (lane_ == 0) {
-      shared_.most[warp_] = own.most;
-      shared_.total[warp_] = own.total;
+  // Adds the parts of a run's scores that the group's warps have. turn: 0 and 1 alternately.
+  __device__ void add_parts(int turn, int group, int part, float (&scores)[2 * kLaneKeys]) const {
+    constexpr int kQuarters = (kRows + 1) / 2, kEach = 8 * kQuarters;  // lanes with tokens
+    static_assert(2 * kWarps * kEach * 4 <= kKeyAt);
+    auto* const parts = reinterpret_cast<float4*>(shared_.scratch) +
+                        (turn * kKeyGroups + group) * kKeyWarps * kEach + lane_ / 4 * kQuarters +
+                        lane_ % 4;
+    const bool has_tokens = lane_ % 4 < kQuarters;
+    if (has_tokens) {
+      parts[part * kEach] = make_float4(scores[0], scores[1], scores[2], scores[3]);
     }
-    float weight = 0, largest = 0, all = 0, sums[kRows] = {};
+    named_barrier(kAttention + group, kKeyWarps * kWarp);
+    if (!has_tokens) return;
 #pragma unroll
-    for (int first = 0; first < kTokenWarps; first += kTogether) {
+    for (float& score : scores) score = 0;
+#pragma unroll
+    for (int warp = 0; warp < kKeyWarps; ++warp) {
+      const float4 x = parts[warp * kEach];
+      scores[0] += x.x;
+      scores[1] += x.y;
+      scores[2] += x.z;
+      scores[3] += x.w;
+    }
+  }
+
+  // The CTA's partial results, normalized, and their log-sum-exp.
+  __device__ void join_groups(int group, int part, KeySums<Row, kLaneTokens>& own) const {
+    // Sums of as many groups at a time as scratch holds; the gap is against bank conflicts.
+    constexpr int kStride = kLatent + 8, kTogether = kKeyGroups * kRows * kStride <= L::kScratch
+                                                         ? kKeyGroups
+                                                         : kKeyGroups / 2;
+    static_assert(kTogether * kRows * kStride <= L::kScratch);
+    own.end();
+    const auto token = [&](int t) { return lane_ % 4 * 2 + t; };
+#pragma unroll
+    for (int t = 0; t < kLaneTokens; ++t) {
+      if (part > 0 || lane_ >= 4 || token(t) >= kRows) continue;
+      shared_.most[group * kRows + token(t)] = own.most[t];
+      shared_.total[group * kRows + token(t)] = own.total[t];
+    }
+    float weights[kKeyGroups], largest = -INFINITY, all = 0, sums[kRows] = {};
+#pragma unroll
+    for (int first = 0; first < kKeyGroups; first += kTogether) {
       if (first > 0) sync_consumers();  // the sums before have been read
-      if (kTogether == kTokenWarps || token_warp() / kTogether * kTogether == first) {
-        auto* const parts = reinterpret_cast<float4*>(scratch);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          parts[(token_warp() - first) * (kLatent / 4) + i * kWarp + lane_] = make_float4(
-              own.out[4 * i], own.out[4 * i + 1], own.out[4 * i + 2], own.out[4 * i + 3]);
-        }
+      for (int t = 0; t < kLaneTokens; ++t) {
+        if (group / kTogether * kTogether != first || token(t) >= kRows) continue;
+        own.store(
+            shared_.scratch + ((group - first) * kRows + token(t)) * kStride + part * kKeyColumns,
+            t, lane_);
       }
       sync_consumers();
       if (first == 0) {
-        // One lane per warp's weight.
-        const int warp = row() * kTokenWarps + lane_;
-        const float most = lane_ < kTokenWarps ? shared_.most[warp] : -INFINITY;
-        largest = warp_max(most);
-        weight = most == -INFINITY ? 0 : exp2_fast(most - largest);  // no key: no weight
-        all = warp_sum(lane_ < kTokenWarps ? weight * shared_.total[warp] : 0);
+        float most[kKeyGroups];
+#pragma unroll
+        for (int i = 0; i < kKeyGroups; ++i) {
+          most[i] = shared_.most[i * kRows + row()];
+          largest = fmaxf(largest, most[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kKeyGroups; ++i) {
+          weights[i] = most[i] == -INFINITY ? 0 : exp2_fast(most[i] - largest);
+          all = fmaf(weights[i], shared_.total[i * kRows + row()], all);
+        }
       }
-#pragma unroll 4
+#pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        const float of_warp = __shfl_sync(~0u, weight, first + i);
 #pragma unroll
         for (int k = 0; k < kRows; ++k) {
-          sums[k] =
-              fmaf(of_warp, scratch[i * kLatent + token_thread() + k * kTokenThreads], sums[k]);
+          sums[k] = fmaf(
+              weights[first + i],
+              shared_.scratch[(i * kRows + row()) * kStride + token_thread() + k * kTokenThreads],
+              sums[k]);
         }
       }
     }
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const int place = token_thread() + k * kTokenThreads;
-      // Four lanes have four neighbouring columns, in the order in which the splits were written.
+      // Four lanes have four neighbouring columns.
       static_assert(kPartValues == 4);
       const uint32_t value = __half_as_ushort(__float2half_rn(all == 0 ? 0 : sums[k] / all));
       const uint32_t low = value | __shfl_down_sync(~0u, value, 1) << 16;
       const uint32_t high = __shfl_down_sync(~0u, low, 2);
       if (lane_ % 4 != 0) continue;
       const uint32_t lse = __float_as_uint(all == 0 ? -INFINITY : largest + log2_fast(all));
-      store_packet(&exchange_.part[share()][place / 4 % kWarp * 4 + place / 128],
-                   low | uint64_t{high} << 32, lse | uint64_t{epoch_} << 48);
+      const int column = place / kKeyColumns * kKeyColumns +
+                         KeySums<Row, kLaneTokens>::column_of_place(place % kKeyColumns);
+      store_packet(&exchange_.part[share()][column / kPartValues], low | uint64_t{high} << 32,
+                   lse | uint64_t{epoch_} << 48);
     }
   }
 
@@ -783,7 +887,6 @@ class Steps {
   const DecodeLayer* layer_ = nullptr;
   uint32_t epoch_ = 0;
   int chunks_ = 0;  // chunks of the launch before this step's first
-  float2 q_rope_ = {};
 };
 
 }  // namespace fathom::cuda::decode_layers_kernel

@@ -29,7 +29,7 @@ constexpr int kHeads = 16, kLatent = 512, kNope = 128, kRope = 64, kV = 128;
 struct V3Eighth {
   static constexpr int kHidden = 7168, kQLora = 1536, kInter = 256;
   static constexpr int kRouted = 256, kGroups = 8, kChosen = 8;
-  static constexpr int kMostTokens = 4096;  // cached ones, of a launch
+  static constexpr int kMostTokens = 16384;  // of a sequence
 };
 
 struct V2Lite {
@@ -66,19 +66,20 @@ inline DecodeLayersKind decode_layers_kind(const DecodeLayersShape& s, int num_m
   return DecodeLayersKind::kNone;
 }
 
-// Cached tokens up to which decode_layers() takes a step of so many tokens. Beyond, launches for
-// each operation are faster: latent_decode reads each latent row once for all heads,
-// decode_layers() once a head and token.
-constexpr int64_t most_decode_layers_tokens(DecodeLayersKind kind, int64_t rows) {
+// Bytes of a layer's cache, all sequences' together, up to which decode_layers() takes a step of so
+// many tokens. Beyond, launches for each operation are faster: latent_decode reads a latent row
+// once for all heads, decode_layers() once for each, from the L2
+// (docs/kernels/decode_layers.md#length).
+constexpr int64_t most_decode_layers_bytes(DecodeLayersKind kind, int64_t rows) {
   switch (kind) {
     case DecodeLayersKind::kNone:
       return 0;
     case DecodeLayersKind::kV3Eighth:
-      return rows == 1 ? decode_layers_kernel::V3Eighth::kMostTokens : rows == 2 ? 2048 : 1536;
+      return rows == 1 ? 8'900'000 : rows == 2 ? 5'600'000 : rows == 3 ? 4'200'000 : 3'800'000;
     case DecodeLayersKind::kV2LiteBf16:
-      return rows == 1 ? 5120 : 1792;
+      return rows == 1 ? 7'600'000 : 4'800'000;
     default:
-      return rows == 1 ? 5632 : 1792;
+      return rows == 1 ? 6'900'000 : 4'200'000;
   }
 }
 

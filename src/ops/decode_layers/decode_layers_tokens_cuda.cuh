@@ -22,7 +22,7 @@ __device__ inline void place_token(Shared<L>& shared, const DecodeLayersArgument
   tokens.cached[r] = cached;
   tokens.first[r] = first;
   tokens.count[r] = end - first;
-  tokens.runs[r] = r == first ? key_runs_of(cached, part) : 0;
+  tokens.runs[r] = r == first && r < a.rows ? key_runs_of(cached + end - first, part) : 0;
 }
 
 template <typename L>

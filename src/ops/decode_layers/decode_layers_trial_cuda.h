@@ -50,7 +50,7 @@ struct Form {
   }
   double least_margin() const { return is_v3() ? kLeastMargin : 4 * kLeastMargin; }
   // One page more belongs to another sequence.
-  int64_t pages() const { return is_v3() ? 64 : 160; }
+  static constexpr int64_t kPages = 160;
 };
 
 // All matrices are slices of the same random values at different offsets: any finite e4m3, or bf16

@@ -58,7 +58,7 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
     }
     if (is_attention) {
       absorb();
-      if (part_ == newest_key_part(cached())) make_cache_row(a_.pages + l * a_.layer_bytes);
+      if (part_ == key_part(position())) make_cache_row(a_.pages + l * a_.layer_bytes);
       attend(l);
       values();
       o();
@@ -67,12 +67,8 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
     }
   }
 
-  __device__ void wait_for_new_key(int l) const {
-    barrier_wait(&shared_.row_known[row()], l & 1);
-    if constexpr (kRows > 1) {
-      // The second of two neighbours attends to the first one's key, too.
-      if (position() > cached()) barrier_wait(&shared_.row_known[0], l & 1);
-    }
+  __device__ void wait_for_new_key(int r, int l) const {
+    barrier_wait(&shared_.row_known[r], l & 1);
   }
 
   __device__ float hidden_row(int i, bool is_attention) const {
@@ -92,7 +88,6 @@ class V2LiteLayers : public Steps<Row, L, V2LiteLayers<Row, L>> {
   using Base::absorb;
   using Base::attend;
   using Base::block_;
-  using Base::cached;
   using Base::chunks_;
   using Base::epoch_;
   using Base::exchange_;

@@ -33,8 +33,9 @@ struct V2LiteLayout : V2Lite {
                        kSlotBytes = kWeightBytes + (kBf16 ? 0 : 2 * kHidden / kScaleRow * 4);
   // A second token's activations take the memory of a quarter of the slots.
   static constexpr int kSlots = (kBf16 ? 8 : 16) * (kRows == 1 ? 4 : 3) / 4;
-  // Chunks in flight before the experts are chosen, while packets pass between CTAs, and after it.
-  static constexpr unsigned kInFlight = kBf16 ? 1 : 2, kExpertsInFlight = 3;
+  // Chunks in flight before the experts are chosen, while packets pass between CTAs; and of keys,
+  // which the L2 has, and after the choice.
+  static constexpr unsigned kInFlight = kBf16 ? 1 : 2, kMoreInFlight = 3;
   static constexpr int kQueryChunks = kQueryRows / kChunkRows,
                        kOChunks = (kHiddenRows + kChunkRows - 1) / kChunkRows,
                        kSharedGateChunks = (kSharedRows + kChunkRows - 1) / kChunkRows,
@@ -107,7 +108,7 @@ class V2LiteFeeder : public FeederOf<Row, L, V2LiteFeeder<Row, L>> {
   static constexpr int kSteps = 9;
 
   __device__ static unsigned in_flight(int step) {
-    return step < kGateUp ? L::kInFlight : L::kExpertsInFlight;
+    return step < kGateUp && step != kKeys ? L::kInFlight : L::kMoreInFlight;
   }
 
   __device__ int count_of(int step, int l) {

@@ -45,9 +45,7 @@ struct Layout : V3Eighth {
   static constexpr int kSlots = kRows <= 2 ? 10 : 8, kWeightBytes = 16384,
                        kSlotBytes = kWeightBytes + 256;
   static constexpr int kInFlight = 4;
-  // Floats: attention's warps', half of them at a time for several tokens.
-  static constexpr int kScratch =
-      kRows == 1 ? kWarps * kLatent : kKeyAt + kRows * (kLatent + kRope);
+  static constexpr int kScratch = 4608;  // floats: activations of four tokens, 16 bits each
   static constexpr int kSums =
       2 * most_units(kRows, kChosen) * kInterRows * 2;  // rows, or halves of rows
   static constexpr int kMostScales = 32;
@@ -219,7 +217,7 @@ class Layers : public Steps<Row, L, Layers<Row, L, kOfRanks>> {
   }
 
   // absorb() has met all warps since.
-  __device__ void wait_for_new_key(int) const {}
+  __device__ void wait_for_new_key(int, int) const {}
 
   __device__ float hidden_row(int i, bool) const { return sums()[i]; }
 

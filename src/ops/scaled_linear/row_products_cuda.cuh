@@ -68,10 +68,10 @@ __device__ Pair multiply_step(const uint8_t* weights, const Sixteen& x, int lane
   const uint4 w[2] = {*reinterpret_cast<const uint4*>(weights),
                       *reinterpret_cast<const uint4*>(weights + kHalfBytes)};
   const auto a_of = [](uint32_t first, uint32_t second, uint32_t(&a)[4]) {
-    a[0] = fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(first));
-    a[1] = fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(second));
-    a[2] = fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(first >> 16));
-    a[3] = fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(second >> 16));
+    a[0] = fp8_to_f16<Fp8::kE4M3>(first);
+    a[1] = fp8_to_f16<Fp8::kE4M3>(second);
+    a[2] = upper_fp8_to_f16<Fp8::kE4M3>(first);
+    a[3] = upper_fp8_to_f16<Fp8::kE4M3>(second);
   };
   float d[2][4];
   uint32_t a[4];

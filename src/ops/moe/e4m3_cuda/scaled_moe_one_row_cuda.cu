@@ -366,11 +366,10 @@ class OneRow {
     for (int i = static_cast<int>(threadIdx.x); i < a_.hidden / 16; i += kThreads) {
       const uint4 x = reinterpret_cast<const uint4*>(a_.x)[i];
       auto* const to = reinterpret_cast<uint4*>(vector_memory() + vector_at(i * 16));
-      const auto two = [](uint32_t four) {
-        return fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four));
-      };
-      to[0] = make_uint4(two(x.x), two(x.x >> 16), two(x.y), two(x.y >> 16));
-      to[512 / 16] = make_uint4(two(x.z), two(x.z >> 16), two(x.w), two(x.w >> 16));
+      const auto low = [](uint32_t four) { return fp8_to_f16<Fp8::kE4M3>(four); };
+      const auto high = [](uint32_t four) { return upper_fp8_to_f16<Fp8::kE4M3>(four); };
+      to[0] = make_uint4(low(x.x), high(x.x), low(x.y), high(x.y));
+      to[512 / 16] = make_uint4(low(x.z), high(x.z), low(x.w), high(x.w));
     }
     const int i = static_cast<int>(threadIdx.x);
     if (i < a_.hidden / 128) floats_[a_.places.x_scales + i] = a_.x_scales[i * a_.x_scales_stride];
@@ -403,8 +402,7 @@ class OneRow {
         const uint32_t four = pack_four(values[i], scale.inverse);
         const int column = at * 128 + lane_ * 4;
         *reinterpret_cast<uint2*>(vector_memory() + vector_at(column) + column % 8 * 2) =
-            make_uint2(fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four)),
-                       fp8_to_f16<Fp8::kE4M3>(static_cast<uint16_t>(four >> 16)));
+            make_uint2(fp8_to_f16<Fp8::kE4M3>(four), upper_fp8_to_f16<Fp8::kE4M3>(four));
         if (lane_ == 0) {
           const int chosen =
               static_cast<unsigned>(at - first) / static_cast<unsigned>(a_.inter / 128);
