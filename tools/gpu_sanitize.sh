@@ -21,7 +21,7 @@ export FATHOM_CUBLASLT=none
 # for initcheck where it is to be another: it takes what bulk copies write for not written.
 TESTS="
 cached_prefix_cuda_test * *
-decode_layers_cuda_test *ShortText* *ShortText/V2LiteInBf16Bf16:*ShortText/V2LiteInE4M3Bf16
+decode_layers_cuda_test *ShortText* *ShortText/V2LiteInBf16Bf16:*ShortText/V2LiteInE4M3Bf16:Formats/DecodeLayersCuda.ShortText/V3EighthFp8Scaled
 embedding_cuda_test * *
 few_rows_cuda_test Plans/FewRows.*/0:Plans/FewRows.*/6:FewRowsPadding.* FewRowsPadding.*
 gpu_decode_layers_test *GpuDecodeLayersShort.* *GpuDecodeLayersShort.*/0
@@ -78,21 +78,17 @@ IN_ORDER=$(between Error "$join" "$join"
   between Error "$task" "$task_read")
 # decode_layers alone (docs/kernels/decode_layers.md#tests): the functions are common to several kernels.
 # Slots of the ring and their turns, by mbarriers of one arrival a warp and by release and acquire; the
-# page table and the order of keys, by one arrival after a named barrier; the newest key's row, by one after __syncwarp(); the
-# combine of warps, over the query's memory, and the rows of W_UV, between whose sides the consumers' named
-# barrier stands.
+# page table and the order of keys, by one arrival after a named barrier; the newest key's row, by one after
+# __syncwarp().
 copy='copy_bytes_under\(' turn='store_release_in_block\(' turn_seen='load_acquire_in_block\('
-slot_read='(multiply_step(_bf16)?<|warp_mma_16x8x16\(|load_(pairs|rope|scale)<|Layers<[^=]*::(products|multiply_down|two_rows)<|Steps<[^=]*::(absorb|values)\()'
+slot_read='(multiply_step(_bf16)?<|warp_mma_16x8x16\(|load_words\(|load_rope<|Layers<[^=]*::(products|multiply_down|two_rows)<|Steps<[^=]*::(absorb|put_newest_keys|values)\()'
 pages='(Steps<[^=]*::run\(|place_token<|list_runs<)' pages_read='(FeederOf<[^=]*::(keys_of|count_of_keys)\(|num_runs<)'
-row='(store_eight|write_latent_row)' row_read='load_(pairs|rope|scale)<' combine='Steps<[^=]*::join_warps\('
+row='(store_(eight|latent)|write_latent_row)' row_read='Steps<[^=]*::put_newest_keys\('
 either() { between "$1" "$2" "$3"; between "$1" "$3" "$2"; }
 OF_DECODE_LAYERS=$(either Error "$copy" "$slot_read"
   either Error "$turn" "$turn_seen"
   either Error "$pages" "$pages_read"
-  either Error "$row" "$row_read"
-  between Error "$combine" "$combine"
-  either Error "$combine" 'load_eight\(const float'
-  between Error 'Steps<[^=]*::values\(' 'layers_kernel<')
+  either Error "$row" "$row_read")
 export IN_ORDER OF_DECODE_LAYERS
 
 # Whether races are all that a log reports, and all of them of those. Each of a report's further

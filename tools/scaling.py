@@ -28,6 +28,9 @@ HEAD_BYTES = 2 * HIDDEN * VOCABULARY  # bf16
 ROW_BYTES = 2 * HIDDEN  # a token between layers, bf16
 MEASURED_BATCHES = (1, 16, 128)  # of layers, one token a sequence, 1K context
 CACHE_BYTES = {"fp8": LAYERS * 656, "bf16": LAYERS * 1152}  # a token
+# By rows: the persistent kernel takes steps up to so many bytes of a layer's cache
+# (most_decode_layers_bytes(), src/ops/decode_layers/decode_layers_support.h).
+SLICE_BYTES = {1: 8.9e6, 2: 5.6e6, 3: 4.2e6, 4: 3.8e6}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +50,8 @@ REFERENCED = {
         71.0, "us", "a layer of the TP8 slice at batch 1 in separate launches",
         "measured, [decode_layers](kernels/decode_layers.md)"),
     "slice_attention_us": Figure(
-        6.0, "us", "attention over 1,025 keys in the persistent kernel; in proportion to keys",
-        "measured, [decode_layers](kernels/decode_layers.md)"),
+        2.6, "us", "attention over 1,000 more keys in the persistent kernel",
+        "measured, [decode_layers](kernels/decode_layers.md#length)"),
     "all_reduce_us": Figure(
         4.75, "us", "smallest all-reduce over 8 GPUs, 14 KB",
         "own probe on 8 H200: flag-in-data kernel in graphs, 4 to 5.5 us; NCCL 24.7 us"),
@@ -449,8 +452,8 @@ class Step:
 
 
 class Model:
-    """`skew` multiplies the busiest rank's rows; `launches`: no persistent kernel for one token or
-    two."""
+    """`skew` multiplies the busiest rank's rows; `launches`: no persistent kernel for a few
+    tokens."""
     def __init__(self, measured=None, network=Network(), skew=1.0, launches=False):
         self.measured, self.network = measured or Measured(), network
         self.skew, self.launches, self.steps = skew, launches, {}
@@ -465,28 +468,34 @@ class Model:
         return (self.measured.launch + shared
                 + touched * self.measured.expert(rows * self.skew / touched))
 
-    def compute(self, placement, rows, tokens, context, cache):
-        """(experts, attention, projections) of an MoE layer in us, calibrated."""
+    def compute(self, placement, rows, tokens, context, cache, neighbours=1):
+        """(experts, attention, projections) of an MoE layer in us, calibrated; `neighbours` rows
+        are of one request, which the persistent kernel alone makes use of."""
         share, own = 1 / placement.tp, rows / placement.tp
         parts = [
             self.experts(placement, tokens, own),
             self.measured.latent_decode(cache, share, rows, context),
             self.measured.projections(share, rows),
         ]
-        most = {1: 4096, 2: 2048}.get(rows, 0)
-        if placement.is_slice and context <= most and not self.launches:
-            attention = rows * value("slice_attention_us") / 1025
-            others = self.measured.layer(8, rows) - attention * 1025
+        sequences = math.ceil(rows / neighbours)
+        cached = sequences * context * CACHE_BYTES[cache] / LAYERS  # bytes of a layer
+        if placement.is_slice and cached <= SLICE_BYTES.get(rows, 0) and not self.launches:
+            attention = sequences * value("slice_attention_us") / 1000
+            layer = (self.measured.layer(8, 1, new=rows) if sequences == 1
+                     else self.measured.layer(8, rows))
+            others = layer - attention * 1024
             factor = others / (parts[0] + parts[2])
             return parts[0] * factor, attention * max(context, 1024), parts[2] * factor
         return [part * self.measured.calibration(share, rows) for part in parts]
 
-    def step(self, placement, requests, context, cache="fp8"):
-        """One engine's step with this many requests spread evenly over its lanes."""
+    def step(self, placement, requests, context, cache="fp8", neighbours=1):
+        """One engine's step with this many requests spread evenly over its lanes, or rows, of
+        which `neighbours` are of one request each."""
         rows, tokens = max(math.ceil(requests / placement.dp), 1), max(requests, 1)
         measured, network = self.measured, self.network
         step = Step(rows_an_expert=tokens * TOP_K / EXPERTS)
-        experts, attention, projections = self.compute(placement, rows, tokens, context, cache)
+        experts, attention, projections = self.compute(placement, rows, tokens, context, cache,
+                                                       neighbours)
         step.experts, step.attention = MOE_LAYERS * experts, MOE_LAYERS * attention
         step.projections = MOE_LAYERS * projections
         share = 1 / placement.tp
@@ -517,9 +526,9 @@ class Model:
         return layer + read
 
     def drafting_step(self, placement, requests, context, drafts, cache="fp8"):
-        """us of a step in which each request has so many drafts. Rows of a request are counted as
-        requests of their own: each reads the cache."""
-        verify = self.step(placement, requests * (1 + drafts), context, cache).us
+        """us of a step in which each request has so many drafts. But in the persistent kernel, rows
+        of a request are counted as requests of their own: each reads the cache."""
+        verify = self.step(placement, requests * (1 + drafts), context, cache, 1 + drafts).us
         return verify + drafts * self.draft_us(placement, requests, context, cache)
 
     def tokens_per_second(self, placement, requests, context, cache="fp8"):

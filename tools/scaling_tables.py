@@ -257,7 +257,7 @@ def sensitivity(root):
     for name, cache, of in (
             case("as in the tables"),
             case("smallest all-reduce 24.7 us (NCCL) instead of 4.75", all_reduce_us=24.7),
-            case("no persistent kernel for one token or two", launches=True),
+            case("no persistent kernel for few tokens", launches=True),
             case("one row a GPU comes back in a node, not one an expert", return_a_rank=True),
             case("busiest GPU has 1.5 times the drawn rows", skew=1.5),
             case("InfiniBand hop 10 us instead of 20", hop_us=10),

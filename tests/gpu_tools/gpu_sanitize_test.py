@@ -32,12 +32,15 @@ LAYERS = "decode_layers_kernel::"
 COPY = "copy_bytes_under(unsigned long, void *, const void *, int, unsigned long *)"
 SLOT_READS = (f"Pair {LAYERS}multiply_step_bf16<(int)4096>(const unsigned char *, const uint4 &, int)",
               "Pair multiply_step<(int)0>(const unsigned char *, const Sixteen &, int)",
-              f"float2 {LAYERS}load_rope<Row>(const std::byte *, int)",
+              f"uint2 {LAYERS}load_rope<Row>(const std::byte *, int)",
+              f"void {LAYERS}load_words(const std::byte *, unsigned int (&)[4])",
               f"void {LAYERS}V2LiteLayers<Row, Layout>::products<Lambda>(int, int, const float *)",
               f"{LAYERS}Steps<Row, Layout, Layers>::absorb()")
 RUN = f"{LAYERS}Steps<Row, Layout, Layers>::run()"
 PAGES = f"{LAYERS}FeederOf<Row, Layout, Feeder>::keys_of(int, int) const"
-COMBINE = f"{LAYERS}Steps<Row, Layout, Layers>::join_warps(const KeySum &) const"
+JOIN_GROUPS = f"void {LAYERS}Steps<Row, Layout, Layers>::join_groups(int, int, KeySums<Row> &) const"
+NEWEST = f"void {LAYERS}Steps<Row, Layout, Layers>::put_newest_keys(int, int, const KeyRange &) const"
+LATENT = "void store_latent<Row>(const Eight (&)[2], int, std::byte *)"
 VALUES = f"{LAYERS}Steps<Row, Layout, Layers>::values()"
 
 
@@ -81,16 +84,15 @@ class Reports(unittest.TestCase):
     def test_pairs_of_decode_layers_alone(self):
         pairs = [(COPY, read) for read in SLOT_READS]
         pairs += [("store_release_in_block(unsigned int *, unsigned int)",
-                   "load_acquire_in_block(const unsigned int *)"), (RUN, PAGES), (COMBINE, COMBINE),
-                  ("load_eight(const float *)", COMBINE),
-                  ("store_eight(const Eight &, __nv_bfloat16 *)", SLOT_READS[2]),
-                  (VALUES, f"void {LAYERS}layers_kernel<Layout, Feeder, Layers>(Arguments)")]
+                   "load_acquire_in_block(const unsigned int *)"), (RUN, PAGES), (COPY, NEWEST),
+                  (LATENT, NEWEST), ("store_eight(const Eight &, __nv_bfloat16 *)", NEWEST)]
         for first, second in pairs:
             log = report("Error", ("Write", first), ("Read", second)) + PASSED
             self.assertTrue(self.accepted(log, "/gpu/decode_layers_cuda_test"), (first, second))
             self.assertFalse(self.accepted(log, "/gpu/scaled_linear_cuda_test"), (first, second))
             self.assertFalse(self.accepted(log), (first, second))
-        for first, second in ((COPY, COPY), (COPY, RUN), (RUN, COMBINE), (COMBINE, VALUES), (OTHER, PAGES)):
+        for first, second in ((COPY, COPY), (COPY, RUN), (RUN, JOIN_GROUPS), (JOIN_GROUPS, VALUES),
+                              (LATENT, SLOT_READS[2]), (OTHER, PAGES)):
             log = report("Error", ("Write", first), ("Read", second)) + PASSED
             self.assertFalse(self.accepted(log, "/gpu/decode_layers_cuda_test"), (first, second))
 
