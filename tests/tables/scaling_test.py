@@ -28,13 +28,25 @@ class Measured(unittest.TestCase):
                                    MODEL.measured.layer(1, rows), 6)
 
     def test_a_layer_of_the_slice_is_the_measured_one(self):
-        for rows in scaling.MEASURED_BATCHES:
-            # One token: 1,025 keys are counted as 1,024.
+        for rows in {*scaling.MEASURED_BATCHES, *scaling.SLICE_BYTES}:
             self.assertAlmostEqual(sum(MODEL.compute(scaling.ON_8[0], rows, rows, 1024, "fp8")),
-                                   MODEL.measured.layer(8, rows), delta=0.01)
+                                   MODEL.measured.layer(8, rows), 6)
+        for rows in scaling.SLICE_BYTES:
+            self.assertAlmostEqual(
+                sum(MODEL.compute(scaling.ON_8[0], rows, rows, 1024, "fp8", rows)),
+                MODEL.measured.layer(8, 1, new=rows), 6)
         launches = scaling.Model(MODEL.measured, launches=True)
         self.assertAlmostEqual(sum(launches.compute(scaling.ON_8[0], 1, 1, 1024, "fp8")),
                                scaling.value("slice_launches_us"), 6)
+
+    def test_the_persistent_kernel_ends_at_its_bytes(self):
+        launches = scaling.Model(MODEL.measured, launches=True)
+        for rows, most in scaling.SLICE_BYTES.items():
+            keys = int(most / 656)
+            for neighbours, context in ((1, keys // rows), (rows, keys)):
+                for more, is_equal in ((0, False), (1, True)):
+                    work = (scaling.ON_8[0], rows, rows, context + more, "fp8", neighbours)
+                    self.assertEqual(MODEL.compute(*work) == launches.compute(*work), is_equal, work)
 
     def test_the_sum_of_kernels_is_near_the_layer(self):
         for points in MODEL.measured.factors.values():

@@ -6,6 +6,15 @@ namespace fathom::cuda {
 
 using namespace decode_layers_kernel;
 
+// Positions within the launches' limits have a place in the kernels' page tables, whatever the
+// cache's format: e4m3's rows are the shortest.
+constexpr bool fits_page_tables(DecodeLayersKind kind, int64_t most_tokens) {
+  return most_decode_layers_bytes(kind, 1) / LatentRow<CacheFormat::kE4M3>::kBytes <= most_tokens;
+}
+static_assert(fits_page_tables(DecodeLayersKind::kV3Eighth, V3Eighth::kMostTokens) &&
+              fits_page_tables(DecodeLayersKind::kV2LiteBf16, V2Lite::kMostTokens) &&
+              fits_page_tables(DecodeLayersKind::kV2LiteE4M3, V2Lite::kMostTokens));
+
 int64_t decode_layers_exchange_bytes(DecodeLayersKind kind) {
   switch (kind) {
     case DecodeLayersKind::kNone:

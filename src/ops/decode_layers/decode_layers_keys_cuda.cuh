@@ -16,8 +16,8 @@
 
 namespace fathom::cuda::decode_layers_kernel {
 
-// The first of a lane's four columns of a step, for lanes with l % 4 = quarter. Lanes read 16 bytes
-// at a time: with a row's length they decide about bank conflicts.
+// The first of a lane's four columns of a step, for lanes with l % 4 = quarter. A lane reads 16
+// bytes at a time; which ones, avoids bank conflicts between rows of this length.
 template <typename Row>
 __host__ __device__ constexpr int key_column(int quarter, int step) {
   if (Row::kIsBf16) return step / 2 * 32 + quarter * 8 + step % 2 * 4;
@@ -60,7 +60,7 @@ __device__ inline void store_query(const float (&values)[4], int part, int token
 
 constexpr int kLaneKeys = 2;
 
-// The key of eight that is row r of the first product: chosen against bank conflicts.
+// Which key of eight is row r of the first product; the order avoids bank conflicts.
 template <typename Row>
 __device__ constexpr int key_of_row(int r) {
   return Row::kIsScaled || Row::kIsBf16 ? r : r / 2 + r % 2 * 4;
@@ -186,7 +186,7 @@ template <typename Row, int kTokens>
 struct KeySums {
   float most[kTokens], total[kTokens] = {};  // total: of the lane's keys
   float out[kKeySteps][4] = {};              // [step][2 j + t]: column j of the lane's two, token t
-  int exponent[kTokens] = {};  // of the power of two that `out` is in units of, with its bias
+  int exponent[kTokens] = {};                // the unit of `out` is 2^(exponent - 127)
 
   __device__ KeySums() {
 #pragma unroll

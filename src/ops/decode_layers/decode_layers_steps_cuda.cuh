@@ -433,7 +433,7 @@ class Steps : public Consumers<L> {
       __syncwarp();
       if (n >= 0 && lane_ < kPieces) release_chunk(n * kPieces + lane_, kKeyWarps);
     }
-    place_thread();  // what follows from it needs no registers in the loop
+    place_thread();  // so that the loop above holds no registers for it
     chunks_ += runs * kPieces;
     sync_consumers();  // all have read the scores: scratch is free
     join_groups(group, part, sums);
@@ -473,8 +473,8 @@ class Steps : public Consumers<L> {
     return range;
   }
 
-  // Completes a run: behind the cached keys those of this step, then zeros: what a slot has there
-  // may be no numbers, and a token's weight of 0 does not hide that. By the run's warps.
+  // Completes a run, by its warps: behind the cached keys those of this step, then zeros, since the
+  // slot may hold NaN there, which a weight of 0 does not remove.
   __device__ void put_newest_keys(int n, int l, const KeyRange& range) const {
     constexpr int kKeys = kKeyRun / kPieces, kParts = Row::kBytes / 16;  // of 16 bytes
     const int group = warp_ / kKeyWarps, from = max(range.cached - range.begin, 0),
