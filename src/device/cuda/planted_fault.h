@@ -21,6 +21,8 @@ enum class PlantedFault {
   kDroppedPeer,       // sums over ranks lack the last rank's part
   kSharedExpertOnce,  // an expert that both tokens choose adds to the first one alone
   kHiddenNeighbour,   // the second of two neighbours does not see the first
+  kStaleKeys,         // what a slot of the ring holds behind the newest key is not zeroed
+  kForeignKeys,       // a token adds other sequences' keys, with weights of 0
   // Those of V2-Lite's shape alone.
   kSkippedKeyHandoff,   // the new cache row does not wait for the other CTAs' rows of W_kv_a
   kHalfLogit,           // a logit is the first half of its columns' alone

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cache/latent_row.h"
@@ -220,20 +221,25 @@ class DecodeLayersCuda : public testing::TestWithParam<Form> {
   std::vector<Found> launch(const Tokens& tokens, const std::vector<std::vector<float>>& residuals,
                             const std::vector<std::vector<uint16_t>>& deltas,
                             std::vector<std::byte>& cache, const OtherRanks* others) const;
-  void compare_tokens(const Tokens& tokens, OtherRanks* others);
+  // others: the ranks that add to the layers' sums; null: none. spoilt: of a sequence's tokens,
+  // those whose cached keys are NaN.
+  void compare_tokens(const Tokens& tokens, OtherRanks* others, const std::vector<bool>& spoilt);
   void compare(int32_t position) { compare({{position, 1}}); }
   // A sequence's first token, and how many follow one another.
   using Lengths = std::vector<std::pair<int32_t, int32_t>>;
-  void compare(const Lengths& lengths, OtherRanks* others = nullptr) {
+  void compare(const Lengths& lengths, OtherRanks* others = nullptr,
+               std::optional<size_t> spoilt_sequence = std::nullopt) {
     SCOPED_TRACE(testing::PrintToString(lengths));
     Tokens tokens;
+    std::vector<bool> spoilt;
     for (size_t number = 0; number < lengths.size(); ++number) {
       const auto [first, count] = lengths[number];
       for (int32_t i = 0; i < count; ++i) {
         tokens.push_back(sequence_at(first + i, static_cast<int32_t>(number)));
+        spoilt.push_back(spoilt_sequence == number);
       }
     }
-    compare_tokens(tokens, others);
+    compare_tokens(tokens, others, spoilt);
   }
 
   static std::unique_ptr<Weights> weights_;
@@ -334,8 +340,20 @@ void put_rows(const OracleSequence& token, const std::vector<std::vector<std::by
   }
 }
 
-// others: the ranks that add to the layers' sums; null: none.
-void DecodeLayersCuda::compare_tokens(const Tokens& tokens, OtherRanks* others) {
+// Makes a sequence's rows at positions `first` to `end` - 1 NaN, which all ones are in every
+// format.
+void spoil_rows(const OracleSequence& sequence, int32_t first, int32_t end,
+                std::vector<std::byte>& cache) {
+  for (int64_t l = 0; l < kLayers; ++l) {
+    for (int32_t key = first; key < end; ++key) {
+      const auto at = static_cast<std::ptrdiff_t>(sequence.row_at(l, key));
+      std::fill_n(cache.begin() + at, sequence.layout.row_bytes(), std::byte{0xFF});
+    }
+  }
+}
+
+void DecodeLayersCuda::compare_tokens(const Tokens& tokens, OtherRanks* others,
+                                      const std::vector<bool>& spoilt) {
   const Shape shape = GetParam().shape();
   const double least_margin = GetParam().least_margin();
   const size_t count = tokens.size();
@@ -377,18 +395,19 @@ void DecodeLayersCuda::compare_tokens(const Tokens& tokens, OtherRanks* others) 
         if (expect(r, true, cache)) break;
       }
     }
-    for (const OracleSequence& token : tokens) {  // what the launch has to write
-      for (int64_t l = 0; l < kLayers; ++l) {
-        const auto at = static_cast<std::ptrdiff_t>(token.row_at(l, token.position));
-        std::copy_n(rows.begin() + at, token.layout.row_bytes(), cache.begin() + at);
-      }
+    // Slots that the launch has to write, and those behind them in the last page.
+    for (size_t r = 0; r < count; ++r) {
+      const int32_t position = tokens[r].position;
+      spoil_rows(tokens[r], position, static_cast<int32_t>((position / kPageSize + 1) * kPageSize),
+                 cache);
+      if (spoilt[r]) spoil_rows(tokens[r], 0, position, cache);
     }
     written = cache;
     found = launch(tokens, residuals, deltas, written, others);
     // Of neighbours a later one's needles have changed what the others attend to.
     margin = 1e9;
     std::vector<std::byte> seen = cache;
-    for (size_t r = 0; r < count && expect(r, false, seen); ++r) {
+    for (size_t r = 0; r < count && (spoilt[r] || expect(r, false, seen)); ++r) {
     }
   }
   ASSERT_GE(margin, least_margin) << "no tokens whose experts are sure";
@@ -396,6 +415,11 @@ void DecodeLayersCuda::compare_tokens(const Tokens& tokens, OtherRanks* others) 
   for (size_t r = 0; r < count; ++r) {
     const int32_t position = tokens[r].position;
     SCOPED_TRACE(testing::Message() << "token " << r << " at " << position);
+    if (spoilt[r]) {
+      EXPECT_TRUE(std::ranges::all_of(found[r].residual, [](float x) { return std::isnan(x); }));
+      put_rows(tokens[r], found[r].rows, cache);
+      continue;
+    }
     // Compares what the layers added to the residual; the residual itself would hide errors.
     std::vector<double> added, expected_added;
     for (size_t i = 0; i < sums[r].size(); ++i) {
@@ -504,6 +528,18 @@ TEST_P(DecodeLayersCuda, FourTokensOfShortText) {
   if (sequences() < 4) GTEST_SKIP() << "the shape's launch takes two tokens";
   compare({{130, 3}});
   compare({{17, 1}, {130, 2}, {64, 1}});
+}
+
+// A sequence whose cached keys are NaN leaves the launch's other tokens alone.
+TEST_P(DecodeLayersCuda, NaNStaysInItsSequence) {
+  std::vector<Lengths> all = {{{130, 1}, {17, 1}}, {{63, 1}, {1025, 1}}};
+  if (sequences() >= 4) {
+    all.push_back({{17, 1}, {130, 1}, {64, 1}, {1025, 1}});
+    all.push_back({{130, 2}, {62, 2}});
+  }
+  for (const Lengths& lengths : all) {
+    for (size_t spoilt = 0; spoilt < lengths.size(); ++spoilt) compare(lengths, nullptr, spoilt);
+  }
 }
 
 // Launches of different numbers of tokens take turns: each has memory of its own.

@@ -428,6 +428,7 @@ class Steps : public Consumers<L> {
           if (FATHOM_PLANTED(a_, kHiddenNeighbour)) is_seen &= key < range.cached || key == last;
           if (!is_seen) scores[2 * i + t] = -INFINITY;
         }
+        if (FATHOM_PLANTED(a_, kForeignKeys)) is_of[t] = true;
       }
       sums.add(keys, scales, scores, is_of, part, lane_);
       __syncwarp();
@@ -492,6 +493,7 @@ class Steps : public Consumers<L> {
           reinterpret_cast<const uint4*>(shared_.row + (range.first + number) * kMostRowBytes);
 #pragma unroll 1
       for (int j = lane_; j < kParts; j += kWarp) {
+        if (FATHOM_PLANTED(a_, kStaleKeys) && number >= range.count) continue;
         to[j] = number < range.count ? row[j] : make_uint4(0, 0, 0, 0);
       }
     }
