@@ -81,7 +81,7 @@ IN_ORDER=$(between Error "$join" "$join"
 # page table and the order of keys, by one arrival after a named barrier; the newest key's row, by one after
 # __syncwarp().
 copy='copy_bytes_under\(' turn='store_release_in_block\(' turn_seen='load_acquire_in_block\('
-slot_read='(multiply_step(_bf16)?<|warp_mma_16x8x16\(|load_words\(|load_rope<|Layers<[^=]*::(products|multiply_down|two_rows)<|Steps<[^=]*::(absorb|put_newest_keys|values)\()'
+slot_read='(multiply_step(_bf16)?<|warp_(first_)?mma_16x8x16(_f16)?\(|load_words\(|load_rope<|Layers<[^=]*::(products|multiply_down|two_rows)<|Steps<[^=]*::(absorb|put_newest_keys|values)\()'
 pages='(Steps<[^=]*::run\(|place_token<|list_runs<)' pages_read='(FeederOf<[^=]*::(keys_of|count_of_keys)\(|num_runs<)'
 row='(store_(eight|latent)|write_latent_row)' row_read='Steps<[^=]*::put_newest_keys\('
 either() { between "$1" "$2" "$3"; between "$1" "$3" "$2"; }
