@@ -18,7 +18,7 @@
 namespace fathom {
 namespace {
 
-// Of the longest order that a server with a context of 4,096 tokens takes.
+// Bytes of the longest order that a server with a context of 4,096 tokens takes.
 constexpr uint64_t kMostBytes = kMaxOrderBytes + 4096 * sizeof(int32_t);
 
 void expect_equal(const Frame& written, Payload read) {

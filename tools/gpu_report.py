@@ -63,7 +63,7 @@ def chip(device):
 
 
 def commit():
-    """Of the checkout, with + where tracked files differ from it; "" outside of one."""
+    """The checkout's commit, with + where tracked files differ from it; "" outside of one."""
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True,
                               text=True, check=True).stdout.strip()

@@ -28,7 +28,7 @@ UNITS = {
     "decode_step_bytes": "bytes", "prefill_flops": "flop", "probe_read_bandwidth": "bytes/s",
     "probe_matrix_flops": "flop/s",
 }
-# Of a benchmark's lines: neither what was measured nor a result.
+# Keys of a benchmark's lines that are neither what was measured nor a result.
 IGNORED = {"commit", "date", "note", "deepgemm_us", "flop", "bytes", "plan", "tile", "ratio",
            "bytes_ratio", "gain"}
 

@@ -93,7 +93,7 @@ TYPED_TOOLS = [
         "Books a table.\n\nTwice never."),
     make_tool("empty", {}, []),
 ]
-# Of Kimi alone: references, alternatives, and what has no form.
+# Tools for Kimi alone: references, alternatives, and what has no form.
 KIMI_TOOLS = [
     make_tool("tree", {"root": {"$ref": "#/$defs/Node"}, "of": {"anyOf": [
         {"type": "string"}, {"type": "array", "items": {"type": "integer", "description": "n"}}],

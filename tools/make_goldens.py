@@ -472,7 +472,7 @@ class MtpChain:
         self.layers = [Mtp(config, plain, dtype, k) for k in range(config["num_nextn_predict_layers"])]
 
     def __call__(self, ids, hidden):
-        """Of each layer k: logits for token i + k + 2 from position i and token i + k + 1, and its probe."""
+        """For each layer k: logits for token i + k + 2 from position i and token i + k + 1, and its probe."""
         results = []
         for k, layer in enumerate(self.layers):
             logits, hidden, probe = layer(ids[k:], hidden)

@@ -295,7 +295,7 @@ class Placement:
         return " ".join(parts + [f"--nnodes {self.world // 8}"] * (self.world > 8))
 
     def weight_bytes(self):
-        """Of one rank. MTP's layer is left out."""
+        """Bytes of one rank. MTP's layer is left out."""
         routed = MOE_LAYERS * EXPERTS * EXPERT_BYTES / self.world
         shared_over = self.world if not self.by_rank else self.tp if self.dp == 1 else 1
         q_kv_a, q_b, kv_b = 2112 * HIDDEN, 192 * HEADS * Q_RANK, 256 * HEADS * 512
@@ -532,7 +532,7 @@ class Model:
         return verify + drafts * self.draft_us(placement, requests, context, cache)
 
     def tokens_per_second(self, placement, requests, context, cache="fp8"):
-        """Of all replicas, or None where the cache does not hold the requests."""
+        """Tokens per second of all replicas; None where the cache does not hold the requests."""
         if requests > placement.capacity(context, cache):
             return None
         work = (placement.tp, placement.dp, placement.by_rank,

@@ -79,7 +79,7 @@ class LatentCache {
   std::byte* state(int64_t page) const { return this->page(page) + page_bytes() - state_bytes_; }
 
  private:
-  // Of a page.
+  // Bytes per page.
   int64_t latent_bytes() const { return num_layers_ * layout_.page_bytes(); }
   int64_t index_key_bytes() const;
   int64_t tail_bytes() const { return index_key_bytes() + state_bytes_; }

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of one page of 8 bytes.
+// Transfer for a cache of one page of 8 bytes.
 class OnePage : public PageTransfer {
  public:
   int64_t page_bytes() const override { return sizeof number; }

@@ -52,8 +52,8 @@ class PageTransfer {
   // cannot. Valid as long as the page has a holder.
   virtual std::span<const std::byte> rows_in_place(int32_t) const { return {}; }
 
-  // The page's memory, [page_bytes], if writing the rows there is all that load() would do; empty:
-  // it is not. Valid as long as the page is not handed out again.
+  // The page's host-writable memory, [page_bytes]; empty if load() must do more than write there.
+  // Valid as long as the page is not handed out again.
   virtual std::span<std::byte> memory_of(int32_t) const { return {}; }
 
   // Whether copies may still be in flight when save() and load() return: then room is made ahead of

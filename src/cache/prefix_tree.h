@@ -49,7 +49,7 @@ class PrefixTree {
   PrefixTree(PagePool& pool, bool retain, PageStore* store = nullptr,
              const PrefixHasher& hasher = PrefixHasher());
 
-  // Of an empty tree. The observer, which may be null, outlives it.
+  // The tree is empty at the call. The observer, which may be null, outlives the tree.
   void watch(CacheObserver* observer) { observer_ = observer; }
 
   PrefixChain chain(uint64_t scope, std::string_view salt) const;

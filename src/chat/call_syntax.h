@@ -21,8 +21,8 @@ struct CallSyntax {
   bool numbered = false;       // the name is followed by ":" and the call's number (Kimi)
   bool single = false;         // a message has one call at most (GigaChat)
   bool json_arguments = true;  // false: a tag for each parameter (V3.2, GLM)
-  // Of tags that have no more than a key and a value (GLM): key_begin, the parameter's name,
-  // key_end, its value, value_end. Empty for others.
+  // Syntax of tags with only a key and a value (GLM): key_begin, the parameter's name, key_end, its
+  // value, value_end. Empty for others.
   std::string_view key_begin = {};
   std::string_view key_end = {};
   std::string_view value_end = {};

@@ -160,7 +160,7 @@ TEST(Checkpoint, NamesTheTensorThatDoesNotFitConfig) {
   }
 }
 
-// Of a model of an unknown type a tensor that is left over may be a part that is not computed.
+// A tensor left over in a model of unknown type may belong to a part that Fathom does not compute.
 TEST(Checkpoint, RefusesTensorsLeftOverOfAnUnknownType) {
   const std::string golden = std::string(FATHOM_SOURCE_DIR) + "/tests/goldens/youtu/";
   const TestFolder folder;

@@ -7,7 +7,8 @@ namespace fathom {
 namespace {
 
 constexpr int64_t kMaxIndexHeads = 256;
-// Of an index head's width: the Hadamard transform and a row's single scale are for one vector.
+// Maximum width of an index head: the Hadamard transform and a row's single scale are for one
+// vector.
 constexpr int64_t kMaxIndexDim = 512;
 constexpr int64_t kMaxFrequency = 1024;
 constexpr std::string_view kSparseArchitecture = "DeepseekV32ForCausalLM";

@@ -20,7 +20,7 @@ inline constexpr std::string_view kKvA = "self_attn.kv_a_proj_with_mqa.weight";
 inline constexpr std::string_view kKvANorm = "self_attn.kv_a_layernorm.weight";
 inline constexpr std::string_view kKvB = "self_attn.kv_b_proj.weight";
 inline constexpr std::string_view kO = "self_attn.o_proj.weight";
-// Of grouped-query attention, instead of the latent's.
+// Grouped-query attention has these instead of the latent's.
 inline constexpr std::string_view kK = "self_attn.k_proj.weight";
 inline constexpr std::string_view kV = "self_attn.v_proj.weight";
 // With attention_bias.
@@ -50,7 +50,7 @@ inline constexpr std::string_view kDownProj = "down_proj.weight";
 // Instead of ".weight": the scale of a GEMM's x, with static quantization.
 inline constexpr std::string_view kInputScale = ".input_scale";
 
-// Of an MTP layer, besides those of a layer with routed experts.
+// An MTP layer has these besides those of a layer with routed experts.
 inline constexpr std::string_view kMtpEmbeddingNorm = "enorm.weight";
 inline constexpr std::string_view kMtpHiddenNorm = "hnorm.weight";
 inline constexpr std::string_view kMtpProjection = "eh_proj.weight";  // [embedding ; hidden]

@@ -31,7 +31,8 @@ struct EvalResult {
   std::optional<EvalPerplexity> perplexity;
   double seconds = 0;
   int64_t generated_tokens = 0;
-  // Of all answers behind their first tokens; each answer's own seconds, also if several run.
+  // Tokens of all completions after their first ones, and the seconds they took: each completion's
+  // own, summed, also if several run at once.
   int64_t decoded_tokens = 0;
   double decode_seconds = 0;
   std::vector<std::string> wrong;  // "line 12: expected 7, answered …"

@@ -219,7 +219,7 @@ TEST(ModelFlags, TheCpuBesideAGpuIsExplained) {
   fs::remove_all(root);
 }
 
-// Of GPUs that this machine need not have.
+// Uses fake GPUs; the machine needs none.
 TEST(ModelFlags, AutoTakesGpusForWhatTheyHave) {
   const std::string goldens = std::string(FATHOM_SOURCE_DIR) + "/tests/goldens/";
   const auto why = [&](const std::string& model, std::vector<std::string> more = {}) {

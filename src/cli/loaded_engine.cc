@@ -157,7 +157,8 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   return {};
 }
 
-// Of the GPU that has the least room for each of its ranks; sets how many those are.
+// Memory request of the GPU that has the least room per rank; sets `ranks` to the number of ranks
+// on it.
 Result<MemoryRequest> gpu_memory_request(const LoadedEngine& loaded,
                                          const GpuRunnerOptions& options, int* ranks) {
   FATHOM_TRY(const GpuMemory memory, gpu_memory(loaded.checkpoint, options));

@@ -10,8 +10,8 @@
 namespace fathom {
 
 // The bytes that a decode step of `batch` sequences reads: each weight in use once, as stored, and
-// the cache rows of `context` tokens per sequence. Of the routed experts, the expected number hit
-// by batch * experts_per_token independent uniform choices. With sparse attention, rows that see
+// the cache rows of `context` tokens per sequence. Routed experts count by the expected number that
+// batch * experts_per_token independent uniform choices hit. With sparse attention, rows that see
 // more keys than they may attend to read the index keys of all tokens and the latents of those
 // chosen.
 double decode_step_bytes(const Checkpoint& checkpoint, const LoadOptions& load,

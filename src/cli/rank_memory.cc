@@ -54,7 +54,8 @@ int64_t mtp_layers_bytes(const Checkpoint& checkpoint, int64_t layers) {
   return bytes;
 }
 
-// Of the head's copy that MTP layers draft with, if there is one (ModelWeights::draft_head).
+// Bytes of the head's copy that MTP layers draft with (ModelWeights::draft_head); 0 if there is
+// none.
 int64_t draft_head_bytes(const Checkpoint& checkpoint, const ModelRunnerOptions& options) {
   const ModelConfig& config = checkpoint.config();
   const int64_t layers = num_drafting_layers(config, options.max_drafts);

@@ -8,7 +8,7 @@
 
 namespace fathom {
 
-// The ranks in this process: the first, and how many.
+// First local rank and number of local ranks.
 std::pair<int, int> ranks_here(const ModelRunnerOptions& options);
 
 // The memory that the ranks here may use, and the part of it that is not for the cache. Nodes that

@@ -196,7 +196,7 @@ class DeathWatch {
   std::thread thread_;
 };
 
-// Ends the process unless this is destroyed within the limit.
+// Watchdog for shutdown: ends the process if not destroyed within `limit`.
 class LastResort {
  public:
   explicit LastResort(std::chrono::nanoseconds limit)

@@ -13,7 +13,7 @@
 namespace fathom {
 namespace {
 
-// What a node may be ahead of one that does not read.
+// Maximum bytes queued for a peer that does not read, or received from it and not yet read.
 constexpr size_t kMaxWaiting = 256 << 20;
 // How long a process that ends waits for others to read its last message.
 constexpr auto kParting = std::chrono::seconds(1);

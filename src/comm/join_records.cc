@@ -8,7 +8,7 @@ namespace fathom {
 namespace {
 
 constexpr uint32_t kMaxNodes = 4096, kMaxRanks = 4096, kMaxFacts = 1000;
-// Of a value that a message shows: a flag's text, not a file.
+// Maximum bytes of a value shown in a message: enough for a flag's text, not for a file.
 constexpr size_t kShown = 200;
 
 std::string shown(const std::string* value) {

@@ -27,7 +27,7 @@ struct WorldLayout {
     return node;
   }
   bool is_local(int rank) const { return node_of(rank) == node_rank; }
-  // Of all nodes on this node's machine.
+  // Number of ranks of all nodes on this node's machine.
   int ranks_on_machine() const {
     if (machine_of_node.empty()) return ranks_of_node[node_rank];
     int ranks = 0;

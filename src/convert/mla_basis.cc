@@ -16,7 +16,7 @@ int64_t first_of_pair(const MlaShape& shape, int64_t frequency, int64_t kv_head)
 // RoRoPE. Position turns all pairs of a frequency by one angle, so a rotation over the KV heads of
 // both values of the pairs alike commutes with it; that of the eigenvectors moves most energy into
 // the first components. With a fold several neighbouring frequencies are treated as one, which is
-// an approximation. Of each fold the first components stay rotated, with every collapse-th
+// an approximation. The first components of each fold stay rotated, with every collapse-th
 // frequency.
 Matrix rotate_keys(const MlaShape& shape, const Matrix& moments) {
   const int64_t half = shape.num_frequencies(), fold = shape.fold, heads = shape.kv_heads;

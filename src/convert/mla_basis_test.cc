@@ -166,8 +166,8 @@ TEST(ConvertAttention, LosesWhatIsCut) {
   }
 }
 
-// Of one token there are no distances: a key's components in the latent meet the query as the
-// rotated ones do, whatever the fold and the cut.
+// A single token has no distances: a key's components in the latent meet the query as the rotated
+// ones do, whatever the fold and the cut.
 TEST(ConvertAttention, IsExactAtDistanceZero) {
   for (const auto& [rope, fold] :
        {std::pair<int64_t, int64_t>{16, 1}, {16, 4}, {8, 2}, {4, 8}, {32, 2}}) {

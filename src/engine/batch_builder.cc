@@ -83,7 +83,7 @@ void fill(std::span<const StepEntry> entries, const AddRows& add, ForwardBatch& 
   }
 }
 
-// Of each lane: which rows need no more than the token of their largest logit.
+// Marks the rows of each lane that need only the token of their largest logit.
 void mark_largest_only(std::span<ForwardBatch> lanes, std::span<const SampleRow> rows) {
   size_t first_row = 0;
   for (ForwardBatch& batch : lanes) {

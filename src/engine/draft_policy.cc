@@ -39,7 +39,8 @@ constexpr double kHope = 1.05;
 constexpr int64_t kTrialEvery = 64;
 constexpr double kWorthTrying = 0.6;
 
-// Of so many sequences or more a part tries first.
+// A trial with kMany sequences or more lets only 1/kPartOfMany of them draft, until the time of
+// such a step is known.
 constexpr int64_t kMany = 8, kPartOfMany = 4;
 
 // The largest credit: enough for trials when a text changes. Also the most that one step's drafts

@@ -119,13 +119,14 @@ class DraftPolicy {
   // cache, so they cost less.
   RowTimes plain_, drafted_;
   std::array<RowTimes, kMaxDrafts> drafting_;  // by sequences that draft
-  // Of all sequences: what a new one is taken for.
+  // Running mean of the acceptance of all sequences; initial value for new ones.
   std::array<double, kMaxDrafts> acceptance_ = kFirstAcceptance;
   std::array<int64_t, kMaxDrafts> num_outcomes_{};
   int64_t num_trials_ = 0, steps_since_trial_ = 0;
   double credit_ = kFirstCredit;  // steps without drafts
   double num_entries_ = 1;        // of the last choice
-  // Of the last choice if it has drafts: what was charged for, and the measured time so far.
+  // The charge for the last choice if it has drafts, in steps without drafts, and the measured
+  // seconds of its drafting.
   double charged_ = 0, drafting_seconds_ = 0;
   int64_t rest_ = 0;
 };

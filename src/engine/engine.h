@@ -101,7 +101,7 @@ struct EngineOptions {
 inline constexpr int64_t kStepRowBounds[] = {1,   8,    16,   32,   64,   128,  256,
                                              512, 1024, 2048, 4096, 8192, 16384};
 
-// Of one lane.
+// Statistics of one lane.
 struct LaneStats {
   int64_t running = 0, waiting = 0;
   int64_t pages_total = 0, pages_used = 0, pages_cached = 0, pages_in_transfer = 0;
@@ -117,8 +117,8 @@ struct PrefillStats {
   int64_t refused = 0;              // choices that ended because orders had failed
   int64_t pages_sent = 0;           // to other engines
   int64_t cached_tokens = 0;  // of prompts: found in the other side's cache and not in this one's
-  // Of this engine's own work for other engines: their prompts that wait or are computed here now,
-  // and the tokens of those that have started, which EngineStats::prompt_tokens counts too.
+  // This engine's own work for other engines: their prompts that wait or are computed here now, and
+  // the tokens of those that have started, which EngineStats::prompt_tokens counts too.
   int64_t exports = 0, export_prompt_tokens = 0, export_cached_tokens = 0;
   std::array<int64_t, kNumPieceVerdicts> pieces{};  // by PieceVerdict
 };

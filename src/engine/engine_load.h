@@ -53,7 +53,7 @@ struct Load {
   bool may_fail = false;
 };
 
-// Of every sampling option. The speculation is part of it where the load has drafts.
+// Draws each sampling option at random. With drafts in the load, speculation is drawn too.
 Request random_request(std::mt19937& random, const Load& load);
 
 // Runs the load and expects each choice's output to be the oracle's, and no page to be lost.

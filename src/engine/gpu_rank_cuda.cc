@@ -237,7 +237,7 @@ bool GpuRank::is_one_exchange(const cuda::WorldRows& all) const {
          std::max(all.rows, all.logit_rows) <= options_.max_batched_tokens;
 }
 
-// Of a captured step: as if all lanes had as many.
+// Row counts of a captured step: as if all lanes had as many rows.
 cuda::WorldRows GpuRank::likely_rows(int64_t rows) const {
   const int64_t likely = std::min(rows * options_.placement.dp, options_.max_batched_tokens);
   return {.rows = likely, .logit_rows = likely, .is_captured = true};

@@ -86,7 +86,7 @@ struct GpuMemory {
 
   int64_t left_for_each_rank() const { return (free - weights - working_space) / ranks; }
 };
-// Of the device that has the least left for each rank's cache.
+// Memory of the device that has the least left for each rank's cache.
 Result<GpuMemory> gpu_memory(const Checkpoint& checkpoint, const GpuRunnerOptions& options);
 
 // Rates of the device, measured by this call in 2.5 GiB of its free memory: copy bandwidth in bytes

@@ -272,8 +272,9 @@ void run_steps(const std::vector<int>& ranks_of_node, int64_t steps,
   for (const Result<>& end : nodes.ends) EXPECT_TRUE(end) << end.error().message;
   EXPECT_GT(compared, 0);
   EXPECT_EQ(drafted > 0, drafts.most > 0);
-  // Of two lanes one that is always wrong leaves a half. Right drafts behind a sequence's end, and
-  // those that penalties of the drafts before them would change, are not accepted.
+  // If one of two lanes were always wrong, only half of the drafts would be accepted. Right drafts
+  // after a sequence's end, and those that penalties of earlier drafts would change, are not
+  // accepted.
   if (drafts.kind == FakeDrafts::Kind::kRight) {
     EXPECT_GE(accepted, drafted * 3 / 4);
   }

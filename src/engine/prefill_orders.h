@@ -74,11 +74,11 @@ class PrefillOrders : public RemotePrefill, private LandingBook {
 
   bool empty() const { return num_orders_ == 0; }
   int64_t num_orders() const { return num_orders_; }
-  // Of a lane: quarantined for orders that have ended, because pieces are still landing there.
+  // Pages of `lane` quarantined for ended orders whose pieces still arrive.
   int64_t pages_draining(int lane) const {
     return lanes_[static_cast<size_t>(lane)].arrivals.pages_draining();
   }
-  // Of the pages that have been ordered and have not come.
+  // Rows of pages that have been ordered and have not arrived.
   int64_t rows_missing() const { return rows_missing_; }
   PrefillStats stats() const;
 

@@ -42,7 +42,7 @@ class RankWorkers {
     for (int left = running_.load(); left > 0; left = running_.load()) running_.wait(left);
   }
 
-  // Of the last run; null: the rank returned.
+  // Each rank's exception in the last run; null: the rank returned.
   const std::vector<std::exception_ptr>& failures() const { return failures_; }
 
  private:

@@ -29,7 +29,7 @@ struct RoleLimits {
   int64_t idle_to = 0, decode_share = 8;
 };
 
-// Of the decode site, between two steps.
+// Load of the decode site, between two steps.
 struct RoleLoad {
   int64_t rows_missing = 0;  // ordered from the prefill site and not yet here
   int64_t decoding = 0;      // running sequences whose rows are here

@@ -184,7 +184,7 @@ void Scheduler::plan_decode(StepPlan& plan) {
   }
 }
 
-// Of the sequences that have their newest token planned.
+// Plans drafts for sequences whose newest token is planned.
 void Scheduler::plan_drafts(std::span<StepEntry> entries) {
   for (StepEntry& entry : entries) entry.num_drafts = most_drafts(entry);
   if (options_.draft_policy != nullptr) options_.draft_policy->choose(entries);

@@ -13,7 +13,7 @@ namespace {
 // Ids of the prefill site's requests are larger, those of the decode site's smaller.
 constexpr RequestId kPrefillIds = RequestId{1} << 63;
 
-// Of the whole engine, by its lanes' numbers.
+// Picks the entries of `lanes` from `all`, which has one for each lane of the whole engine.
 template <typename T>
 std::vector<T> of_lanes(const std::vector<T>& all, const std::vector<int>& lanes) {
   std::vector<T> own;

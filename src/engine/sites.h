@@ -20,7 +20,7 @@ class Sites {
                               const Runner& decode, const SitesOptions& sites,
                               const std::shared_ptr<const Tokenizer>& tokenizer);
 
-  // Of the engine that decodes.
+  // Options of the engine that decodes.
   EngineOptions decode_options(const EngineOptions& options) const;
 
   Engine& prefill() const { return *prefill_; }
@@ -35,7 +35,7 @@ class Sites {
   // Whether an id is of a request that it took.
   bool has(RequestId request) const;
 
-  // The figures of both, from those of the decode site.
+  // Returns the combined statistics of both sites, given the decode site's.
   EngineStats with_prefill(EngineStats decode) const;
 
  private:

@@ -64,7 +64,7 @@ Request request_of(const TracedRequest& traced, uint64_t seed) {
 }
 
 // The share of prompt tokens found in an LRU cache of `num_pages` pages when requests run one by
-// one. Of one request the last page is evicted first. Completions take pages too.
+// one. A request's last page is evicted first. Completions take pages too.
 double possible_hit_rate(const std::vector<TracedRequest>& trace, int64_t num_pages) {
   std::list<int64_t> by_use;  // most recent first
   std::unordered_map<int64_t, std::list<int64_t>::iterator> pages;

@@ -193,7 +193,7 @@ void DeepSeekModel::embed(const Step& step, TensorView residual) {
   add_parts(step.rows, residual);
 }
 
-// residual += mlp(x), dense or MoE. Of x only the rank's own rows are there at first.
+// residual += mlp(x), dense or MoE. At first, x holds only the rank's own rows.
 void DeepSeekModel::feed_forward(const LayerWeights& weights, const LaneRows& rows, TensorView x,
                                  TensorView residual) {
   const Routes routes = weights.moe ? route(*weights.moe, x, rows.own()) : Routes{};

@@ -76,7 +76,7 @@ class DeepSeekModel {
   // over the lane, also under expert parallelism: lanes draft apart, and answers don't depend on
   // it.
 
-  // Of the cache's pages: LatentCache's state_bytes and layers.
+  // LatentCache's state_bytes and layers for a model with these MTP layers.
   static int64_t state_bytes(const ModelConfig& config, DType compute, int64_t mtp_layers = 1);
   static int64_t cache_layers(const ModelConfig& config, int64_t mtp_layers = 1);
 

@@ -48,7 +48,7 @@ struct DeepSeekModel::MtpRows {
 
   ForwardBatch batch;                    // logit_rows: of the layer that gives logits
   std::vector<const std::byte*> states;  // [rows]
-  // Of each sequence that drafts the row whose state its next draft takes in; -1: none.
+  // Per drafting sequence: row of the state its next draft reads; -1: none.
   std::vector<int32_t> last_rows;
 };
 
@@ -74,7 +74,7 @@ TensorView DeepSeekModel::mtp_states(int64_t layer, int64_t rows) const {
   return {workspace_.mtp_state.data() + first, options_.compute, {rows, config_.hidden}};
 }
 
-// The normed states of all rows. Of `residual` only the rank's own rows are there.
+// The normed states of all rows. `residual` holds only the rank's own rows.
 void DeepSeekModel::make_states(const Step& step, ConstTensorView residual, const Buffer& norm,
                                 TensorView states) {
   const Slice own = step.rows.own();
@@ -88,8 +88,7 @@ void DeepSeekModel::make_states(const Step& step, ConstTensorView residual, cons
       stream_.pool());
 }
 
-// Of the states [rows] that the MTP layer takes in, those that later steps may need go to their
-// pages.
+// Keeps in the pages those of `states` [rows], the MTP layer's inputs, that later steps may need.
 void DeepSeekModel::keep_states(int64_t layer, const ForwardBatch& batch, const std::byte* states,
                                 const LatentCache& cache) const {
   const auto bytes = static_cast<size_t>(hidden_bytes());

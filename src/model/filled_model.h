@@ -27,7 +27,7 @@ class FilledModel {
 
   const ModelConfig& config() const { return model_->config(); }
   int64_t weight_bytes() const { return model_->weight_bytes(); }
-  // Of a token in all layers, latent rows alone.
+  // Latent cache bytes of a token in all layers, without index keys.
   int64_t cache_bytes_per_token() const;
 
  private:

@@ -16,7 +16,7 @@ namespace fathom::cuda {
 //   W[r, c] = values[r, c] * scales[r / 128, c / 128] * row_scales[r]
 //
 // e4m3 requires k to be a multiple of 128, and the n of each matrix of a batch and of each stacked
-// matrix but the last. Of routed experts also kU8: four-bit codes and scales in tiles
+// matrix but the last. Routed experts may also be kU8: four-bit codes and scales in tiles
 // (ops/moe/plans/four_bit_tiles.h).
 struct WeightMatrix {
   DType type = DType::kBF16;  // or kF8E4M3, or kU8
@@ -42,7 +42,8 @@ struct MlpWeights {
   WeightMatrix down;     // [hidden, width]
 };
 
-// Of a layer that chooses its keys (DeepSeek-V3.2); its index keys' matrix is part of q_kv_a.
+// Indexer of a layer that selects its keys (DeepSeek-V3.2); the index keys' matrix is part of
+// q_kv_a.
 struct IndexerMatrices {
   WeightMatrix q;           // [index heads * index dim, q_lora]
   WeightMatrix weights;     // [index heads, hidden], bf16
@@ -74,7 +75,7 @@ struct LayerWeights {
   MlpWeights shared;           // num_shared * moe_intermediate wide
 };
 
-// Of the MTP layer, besides those that every layer has.
+// Tensors of the MTP layer besides those that every layer has.
 struct MtpTensors {
   float *embedding_norm = nullptr, *hidden_norm = nullptr;  // [hidden]: of the projection's input
   WeightMatrix projection;                                  // [hidden, 2 * hidden]

@@ -24,7 +24,7 @@ class LaneRows {
   // a row.
   LaneRows(Group* lane, int64_t rows, int64_t row_floats);
 
-  // Whether each rank computes its own rows alone.
+  // True if each rank computes only its own rows.
   bool are_divided() const { return are_divided_; }
   // What this rank computes: its own rows, or all.
   Slice own() const { return are_divided_ ? of_this_rank() : Slice{0, rows_}; }

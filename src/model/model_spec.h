@@ -61,7 +61,7 @@ struct AttentionSpec {
   TensorPart o;                        // [hidden, H * v]
   std::optional<IndexerSpec> indexer;  // with sparse attention, unless it is another layer's
   std::optional<TensorPart> q_a_norm, kv_a_norm;  // with latent_norm
-  // Of q_b, kv_a, k and o, where the model has them.
+  // Biases of q_b, kv_a, k and o, where the model has them.
   std::optional<TensorPart> q_bias, kv_a_bias, k_bias, o_bias;
 };
 

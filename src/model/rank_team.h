@@ -57,7 +57,7 @@ class RankTeam {
   // Whether a rank, in the world's numbers, is in this process.
   bool has_rank(int rank) const { return rank >= first_rank_ && rank < first_rank_ + size(); }
   const ModelConfig& config() const { return ranks_.front().model->config(); }
-  // Of a rank in this process, in the world's numbers.
+  // Cache of `rank`, a world rank in this process.
   const LatentCache& cache(int rank) const {
     return ranks_[static_cast<size_t>(rank - first_rank_)].cache;
   }

@@ -359,7 +359,7 @@ void StepPlanner::write_tables(const ForwardBatch& batch, StepLayout& out) {
   }
 }
 
-// Passes begin at a row that chooses, rounded down to kRowUnit.
+// Each index pass starts at its first row that selects keys, rounded down to kRowUnit.
 void StepPlanner::plan_index_passes(StepLayout& out) const {
   const SparseLimits& sparse = *limits_.shape.sparse;
   if (takes_short_graph(out.most_keys, limits_.first_key, sparse)) return;

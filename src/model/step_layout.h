@@ -129,7 +129,7 @@ struct StepLayout {
   // In launch order; a graph has only the first, of its tile. None: absorbed rows have lists of
   // keys.
   std::vector<DecodeLaunch> decodes;
-  // Of absorbed rows, in order. None: no row chooses its keys, the step is short.
+  // Passes over absorbed rows, in order. Empty: no row selects its keys, the step is short.
   std::vector<IndexPass> index_passes;
   bool any_length = false;  // the passes are of all rows, whatever their lengths
   int32_t first_key = 0;    // that rows see, StepLimits::first_key

@@ -83,7 +83,7 @@ struct LayerForms {
   friend bool operator==(const LayerForms&, const LayerForms&) = default;
 };
 
-// Of each layer, the MTP layer's last.
+// Forms of each layer, the MTP layer's last.
 std::vector<LayerForms> layer_forms(const ModelSpec& spec, const WeightForms& forms);
 
 }  // namespace fathom

@@ -214,7 +214,7 @@ class WeightCollector {
     std::vector<int64_t> shape;
     std::vector<Part> parts;
   };
-  // Of a stacked gate and up matrix whose columns are reordered: the order in each part.
+  // Column order of each part of a stacked gate and up matrix whose columns are reordered.
   struct StackedColumns {
     PackedMatrix* matrix;
     std::string name;

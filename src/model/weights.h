@@ -1,7 +1,7 @@
 // A rank's weights in memory, and their loading from a checkpoint.
 //
-// Owned by the model; read-only after load_weights(). Sizes are those of the rank's part. Of an MTP
-// layer's tensors those are loaded that the main model does not have.
+// Owned by the model; read-only after load_weights(). Sizes are those of the rank's part. An MTP
+// layer's tensors are loaded unless the main model has them.
 #pragma once
 
 #include <optional>
@@ -73,7 +73,7 @@ struct ModelWeights {
   DraftHead draft_head;         // the same, for MTP layers that compute in bf16; else empty
   std::vector<MtpWeights> mtp;  // as in the spec
 
-  // Of this rank; what ranks share counts for each.
+  // Bytes of this rank's weights; shared ones count for each rank.
   int64_t bytes() const;
 };
 

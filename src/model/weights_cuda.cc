@@ -178,8 +178,8 @@ class WeightLoader {
   const Checkpoint& checkpoint_;
   const LoadOptions options_;
   std::mutex mutex_;  // guards what is idle, and input scales
-  // Of each device, not of each rank: streams of later ranks take the hardware queues that these
-  // leave, and with more than a device has of them two ranks could get the same one
+  // Idle uploads per device, not per rank: streams of later ranks take the hardware queues that
+  // these leave, and with more streams than a device has queues two ranks could share one
   // (peer_group.h).
   std::map<int, std::vector<std::unique_ptr<WeightUpload>>> idle_;
 };

@@ -19,7 +19,7 @@ ExpertLoad window_of(const ExpertTable& table, int64_t steps) {
   return {table.num_layers(), table.num_experts(), panes + 1, ceil_div(steps, panes)};
 }
 
-// Of as many experts and ranks as `like`.
+// Makes a table with `like`'s expert and rank counts.
 std::shared_ptr<const ExpertTable> make_table(const ExpertTable& like, const ExpertLists& lists) {
   auto table = ExpertTable::create(like.num_experts(), like.num_ranks(), lists, "");
   FATHOM_CHECK(table.has_value(), "{}", table.error().message);

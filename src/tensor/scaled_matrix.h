@@ -22,8 +22,8 @@ struct ScaledMatrix {
   // Where the values begin in the matrix that the scales belong to: not 0 in a slice of it.
   int64_t scale_row = 0;
   int64_t scale_col = 0;
-  // Of four-bit codes: their meaning, and zero points of the scales' shape, u8 below 16. Without
-  // them each is kSymmetricZero.
+  // Meaning of four-bit codes, and zero points of the scales' shape, u8 below 16. Without zero
+  // points each is kSymmetricZero.
   FourBitCode code = FourBitCode::kInteger;
   ConstTensorView zeros = {};
   // i32 [cols]: column c holds column columns[c] of the weight; empty: c. Columns of four-bit codes

@@ -97,7 +97,7 @@ class Arrivals {
 
   int64_t num_open() const;
   int64_t num_draining() const;
-  // Of the tickets that are draining: those are quarantined still.
+  // Pages of the draining tickets, which are still quarantined.
   int64_t pages_draining() const;
   // [verdicts]: pieces since the beginning.
   const std::array<int64_t, kNumPieceVerdicts>& verdicts() const { return verdicts_; }

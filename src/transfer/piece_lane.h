@@ -21,7 +21,7 @@
 
 namespace fathom {
 
-// Of an address, in bytes.
+// Maximum size of a lane's address, in bytes.
 inline constexpr size_t kMaxLaneAddressBytes = 1 << 10;
 
 class PieceLane {

@@ -21,8 +21,8 @@ class PieceReceiver {
   // Reads the rows until it destroys them, from any thread. False, and nothing has changed: the
   // window is full.
   virtual bool put(const PieceHeader& header, std::shared_ptr<LentRows> rows) = 0;
-  // The order's last piece has been put, or it has been given up. Either is called at most once for
-  // a ticket, and nothing after it.
+  // done(): the order's last piece has been put; fail(): the order has been given up. At most one
+  // of them is called per ticket; no call for that ticket follows.
   virtual void done(const TicketId& id) = 0;
   virtual void fail(FailedOrder failed) = 0;
 };

@@ -102,7 +102,7 @@ bool is_near_tie(const Case& which, int64_t position) {
   return which.name == "v3_yarn" && which.suffix == "_long" && position == 63;
 }
 
-// Of 384 experts the eighth and the ninth are so near that rounding decides at some positions.
+// With 384 experts, the eighth and the ninth are so near at some positions that rounding decides.
 bool has_many_experts(const Case& which) { return which.name == "kimi_k25"; }
 
 // bf16 is compared at each other position: within twice the deviation of transformers' own bf16 run

@@ -103,7 +103,7 @@ class OnGpu {
 
   std::vector<std::byte> cache() const { return cache_.to_host(); }
   const LatentLayout& row() const { return row_; }
-  // Of a step that takes one launch.
+  // Maximum rows of a step that takes one launch.
   int64_t most_rows() const { return model_->most_rows_of_one_launch(); }
   int32_t most_keys(int64_t rows) const {
     return static_cast<int32_t>(model_->most_keys_of_one_launch(rows, row_.format));

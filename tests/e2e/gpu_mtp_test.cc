@@ -79,7 +79,7 @@ EngineOptions always(int64_t drafts, EngineOptions options = {}) {
   return options;
 }
 
-// Of the drafts in an engine's windows of one, the share that was right.
+// The share of right drafts in an engine's windows of one draft.
 double acceptance(const Engine& engine) {
   const SpeculationStats stats = engine.stats().speculation;
   EXPECT_GT(stats.drafts, 200);

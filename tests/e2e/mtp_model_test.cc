@@ -144,8 +144,8 @@ ModelOptions float32(AttentionForm form = AttentionForm::kAuto) {
 struct Golden {
   std::vector<int32_t> ids;
   GoldenTensor logits;  // row i: of the token after i + 1, from state i and token i + 1
-  // Of the MTP layers behind the first: row i of the k-th's, of the token after i + k, from the
-  // state i of the layer before and token i + k.
+  // Logits of the MTP layers behind the first: row i of the k-th layer's are for the token after
+  // i + k, from state i of the layer before and token i + k.
   std::vector<GoldenTensor> further;
 };
 

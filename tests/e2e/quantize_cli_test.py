@@ -228,7 +228,7 @@ class Quantize(unittest.TestCase):
         refused("model.safetensors")
 
     def test_damaged_zero_points_and_orders(self):
-        """Of GPTQ: what only the values tell. The goldens' folders have no tokenizer."""
+        """Faults of GPTQ that only the values show. The goldens' folders have no tokenizer."""
         ids = ("--ids", "0,1,2", "--max-tokens", "1", "-q", "--device", "cpu")
 
         def refused(golden, tensor, change, part):

@@ -193,7 +193,7 @@ class Errors(OneServer):
 
 class Lanes(unittest.TestCase):
     def cached_pages(self, server):
-        """Of each data-parallel rank."""
+        """Cached pages of each data-parallel rank."""
         pages = {}
         for line in server.ask("GET", "/metrics")[2].splitlines():
             if line.startswith("fathom_kv_pages{") and 'state="cached"' in line:

@@ -109,7 +109,7 @@ class Sparse(unittest.TestCase):
 
     def test_bad_tensors(self):
         name = "model.layers.1.self_attn.indexer.{}"
-        # Of another shape, by its own size or by config.json's.
+        # Tensors of the wrong shape, by their own sizes or by config.json's.
         for field, value, tensor in [("index_n_heads", 8, "wq_b.weight"), ("index_head_dim", 64, "wq_b.weight")]:
             self.refused("indexer." + tensor, *BENCH, self.copy(**{field: value}))
         for tensor in ("wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight"):

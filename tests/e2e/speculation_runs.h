@@ -45,7 +45,7 @@ struct SpeculationOutcome {
 };
 
 const std::shared_ptr<const Tokenizer>& bundled_tokenizer();
-// Of the bundled model's vocabulary.
+// Compiles a grammar for the bundled model's vocabulary.
 std::shared_ptr<const TokenGrammar> compile_grammar(const GrammarSpec& spec);
 // Loads the bundled model and runs the requests, with exactly as many drafts a step as there is
 // room for.

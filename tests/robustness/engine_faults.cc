@@ -202,7 +202,7 @@ MeetingHook meeting_fault() {
       faults.at("meeting_throw") + faults.at("meeting_stop") + faults.at("meeting_kill");
   if (turn == 0) return nullptr;
   return [faults, turn](const MeetingPoint& at) {
-    // Of this rank, in all of its groups.
+    // Meetings of this rank, in all of its groups.
     thread_local int64_t meetings = 0;
     const int64_t kind = faults.at("meeting_kind");
     if (static_cast<int64_t>(at.phase) + 1 != faults.at("meeting_phase")) return;

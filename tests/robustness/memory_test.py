@@ -16,7 +16,7 @@ import unittest
 from robustness import (CHAT, IS_LONG, QUESTION, SECONDS, connect, encode, faulty, figure,
                         read_to_end, send_raw, status_of, wait_idle)
 
-# Of the time a kind of request gets, in seconds; with less than it needs every k-th allocation fails.
+# Seconds for each kind of request; if they do not suffice for all allocations, only every k-th one fails.
 BUDGET = 45 if IS_LONG else SECONDS / 4
 FAR = 1 << 40
 
@@ -85,7 +85,7 @@ class EveryAllocation(unittest.TestCase):
             return b""
 
     def outcome(self, answer, expected, what):
-        """Of one request: 200, 500, 503, an error behind a 200, or nothing."""
+        """Outcome of one request: 200, 500, 503, an error behind a 200, or nothing."""
         status = status_of(answer)
         if status == 0:
             self.assertEqual(answer, b"", what)

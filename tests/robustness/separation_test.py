@@ -23,7 +23,7 @@ from separated_servers import SECRET, free_port, labelled, said, story
 KILLS = 100 if IS_LONG else 2
 CLIENTS = 4
 LAYERS = int(os.environ.get("ROBUST_LAYERS", "0"))
-# Of prompts: each is so many words longer than the one before, and none is cached.
+# Words by which each prompt is longer than the one before it; no prompt is cached.
 WORDS = 60 if IS_LONG and not LAYERS else 20
 # Before these kills memory is not compared: buffers grow to what a kill needs.
 WARM = 10 if IS_LONG else 1

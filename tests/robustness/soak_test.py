@@ -23,7 +23,7 @@ from robustness import (CHAT, IS_LONG, LONG, LONG_FROM, SECONDS, SLACK, Server, 
 
 SOAK = float(os.environ.get("SOAK_SECONDS", SECONDS))
 WARM_UP = min(SOAK / 3 + 1, 300)
-# Of the old server against a new one; each turn a fifth of a server's part.
+# Seconds of load on each server when the old one is compared with a new one, in TURNS equal turns.
 COMPARED = min(SOAK / 3 + 1, 300)
 TURNS = 5
 # A slope of 1 MiB/h and 5 % of a p99 are below the noise of shorter runs.

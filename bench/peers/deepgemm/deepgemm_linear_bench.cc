@@ -102,7 +102,7 @@ class Problem {
 
  private:
   int64_t x_scale_count() const { return scale_rows_ * k_ / 128; }
-  // Of one copy, to 16 bytes.
+  // Weight scales of one copy, padded to 16 bytes.
   int64_t weight_scale_count() const { return round_up(ceil_div(n_, 128) * k_ / 128, 4); }
 
   template <typename T>

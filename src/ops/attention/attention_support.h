@@ -7,7 +7,7 @@
 
 namespace fathom::cuda {
 
-// Of any number of heads.
+// Accepts any number of heads.
 inline Result<> absorbed_attention_supports(const NamedSize& latent, const NamedSize& rope) {
   FATHOM_RETURN_IF_ERROR(require_equal(latent, 512));
   return require_equal(rope, 64);

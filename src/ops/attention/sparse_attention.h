@@ -20,7 +20,8 @@ int64_t sparse_attention_workspace_bytes(int64_t rows, int64_t num_heads, int64_
 // columns are positions, strictly ascending within [batch.first_key, rows[i].length); the rest is
 // not read) -> out [batch rows, H, latent] bf16 or f32, and, unless it is an empty view, lse
 // [batch rows, H] f32 (natural log of the sum of exponentials, for merge_attention()). Batch rows
-// that are not listed are left alone. Of the batch, block_tables, max_pages and first_key are read.
+// that are not listed are left alone. Only the batch's block_tables, max_pages and first_key are
+// read.
 //
 // Order of arithmetic: that of absorbed_attention() over a sequence of the listed rows alone, so a
 // row whose list holds every key that it sees has the bits that absorbed_attention() gives it, in

@@ -33,7 +33,7 @@ class DraftHead {
   // ended is it read.
   DraftHead share() const;
 
-  // Of a head of this shape.
+  // Bytes of a head of this shape.
   static int64_t bytes_of(int64_t rows, int64_t cols);
 
   bool empty() const { return rows_ == 0; }

@@ -220,8 +220,8 @@ class Scores {
     }
   }
 
-  // Of the lane and the one `distance` away, whose bit differs: both values' sum where bit is 0,
-  // both others' where it is 1.
+  // Butterfly exchange between lanes `distance` apart, whose bits differ. The lane with bit 0 gets
+  // the sum of both lanes' `value`, that with bit 1 the sum of both lanes' `other`.
   __device__ static float exchanged(float value, float other, int bit, int distance) {
     const float given = bit == 0 ? other : value, kept = bit == 0 ? value : other;
     return kept + __shfl_xor_sync(~0u, given, distance);

@@ -32,9 +32,9 @@ struct __align__(1024) Shared {
   float weights[kQueryStages][kBlockRows][kHeads];
   float scales[kKeyStages][kKeys];
   Task tasks[kQueryStages];
-  // Of even and of odd turns of the ring. A warpgroup skips pages that others multiply, so it may
-  // wait for a page while the one a turn before it in the ring is still on its way: a barrier of
-  // all turns would be of the parity that it waits for.
+  // Separate barriers for even and for odd turns of the ring. A warpgroup skips pages that others
+  // multiply, so it may wait for a page while the page one turn earlier is still in flight: a
+  // barrier shared by all turns would already have the parity that it waits for.
   uint64_t keys_are_there[kKeyStages][2];
   uint64_t keys_are_read[kKeyStages];
   uint64_t task_is_there[kQueryStages][kGroups];  // a pair of rows each, the first the task too

@@ -16,7 +16,7 @@ inline int64_t lanes_of(int64_t heads) {
   return (heads + kHeadLanes - 1) / kHeadLanes * kHeadLanes;
 }
 
-// total + weights * max(0, sums), lane by lane. Of a NaN and a number the maximum is the second
+// total + weights * max(0, sums), lane by lane. The maximum of a NaN and a number is the second
 // operand: NaN stays.
 inline __attribute__((always_inline)) __m512 add_positive(__m512 total, const float* weights,
                                                           __m512 sums) {

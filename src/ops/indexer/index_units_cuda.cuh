@@ -86,7 +86,7 @@ class IndexUnits {
   __device__ static int first_lane(bool is_it) {
     return __ffs(static_cast<int>(__ballot_sync(~0u, is_it))) - 1;
   }
-  // Of the lanes before `lane`, by the sums up to each.
+  // Sum over the lanes before `lane`; `up_to_lane`: inclusive prefix sum.
   __device__ static int32_t before(int32_t up_to_lane, int lane) {
     const int32_t sum = __shfl_sync(~0u, up_to_lane, (lane + kWarp - 1) % kWarp);
     return lane > 0 ? sum : 0;
@@ -121,9 +121,9 @@ class IndexUnits {
 
   __device__ void count() { work_ = up_to_lane<kWarp>(work_of(first_ + lane_ * kBlockRows)); }
 
-  // Of the 8 rows from `first` on, the unit at at_, which moves behind it; without pages if there
-  // is none before a block's end. `before_rows`: the work before these rows. Every 8 lanes do the
-  // same.
+  // Returns the unit at at_, which lies in the 8 rows from `first` on, and moves at_ past it. The
+  // unit has no pages if none begins between at_ and its block's end. `before_rows`: the work
+  // before these rows. Every 8 lanes do the same.
   __device__ IndexUnit among_rows(int first, int32_t before_rows) {
     const int i = lane_ % kBlockRows;
     const int32_t length = length_of(first + i), table = table_of(first + i);

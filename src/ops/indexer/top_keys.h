@@ -1,7 +1,7 @@
 // The exact choice of a row's keys: the k highest scores.
 //
 // Order of scores: by value, -0 = +0, denormals as they are, NaN below -inf (a damaged key is
-// chosen only where fewer than k others are). Of equal scores the lower position comes first.
+// chosen only where fewer than k others are). With equal scores the lower position comes first.
 // Positions come out ascending: attention sums in this order, so the order is part of a row's bits.
 // Equal in every run, on every level of instructions and with any number of threads.
 #pragma once

@@ -118,7 +118,7 @@ class Chooser {
       }
     });
     const Limit middle = narrow(scratch_.orders, kept, 10, upper.wanted, scratch_.counts);
-    // Of 11 bits from bit 0 on the highest is the middle's lowest: the same for all that are left.
+    // The last 11-bit round reuses bit 10, already equal in all remaining scores.
     const Limit lower = narrow(scratch_.orders, kept, 0, middle.wanted, scratch_.counts);
     return {scratch_.orders[0], lower.wanted};
   }

@@ -85,8 +85,8 @@ __device__ void write_all(int32_t* list, int32_t first, int32_t end, int32_t k) 
   for (int32_t i = threadIdx.x; i < k; i += blockDim.x) list[i] = first + i < end ? first + i : -1;
 }
 
-// Of 4 * kLanes counts, whose sums over the CTAs of a cluster are looked at from the last down. All
-// lanes of a warp.
+// Finds the bin among 4 * kLanes in which the count from the last bin down reaches `wanted`. Counts
+// are summed over the CTAs of a cluster. Called by all lanes of a warp.
 template <int kLanes>
 __device__ Place find_place(uint32_t address, uint32_t blocks, uint32_t wanted) {
   const int lane = threadIdx.x % kWarp;

@@ -107,8 +107,8 @@ struct LinearKernels {
                              std::byte* out, int64_t out_stride);
   void (*expand_fp8_to_f32)(const std::byte* weights, int64_t step_stride, int steps, float* out);
   void (*expand_bf16_to_f32)(const std::byte* weights, int64_t step_stride, int steps, float* out);
-  // Of four-bit steps, each two steps of bf16 and four columns of fp32. `zeros`: 32 bytes, 16 -
-  // zero point of a row, or null.
+  // The same for four-bit steps; each becomes two steps of bf16 or four columns of fp32. `zeros`:
+  // 32 bytes, 16 - zero point of a row, or null.
   void (*expand_four_bit_to_bf16)(const std::byte* weights, int64_t step_stride, int steps,
                                   const FourBitTable& table, const uint8_t* zeros, std::byte* out);
   void (*expand_four_bit_to_f32)(const std::byte* weights, int64_t step_stride, int steps,

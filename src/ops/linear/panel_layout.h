@@ -24,7 +24,7 @@ class PanelLayout {
   int64_t num_pairs() const { return ceil_div(rows_, kPairRows); }
   int64_t num_blocks() const { return ceil_div(columns_, block_columns_); }
   int64_t block_columns() const { return block_columns_; }
-  // Of one pair: its scales and, behind them, its zero points.
+  // Bytes of one pair's scales and of the zero points behind them.
   int64_t scale_bytes() const { return scale_bytes_; }
   int64_t step_bytes() const { return step_bytes_; }
   int64_t step_columns() const { return step_columns_; }

@@ -93,8 +93,8 @@ void sample(std::span<const float> logits, const SampleRow& row, SampleScratch& 
             SampledToken& out);
 
 // The token that sample() draws where no bias, penalty, mask or filter matters: what a drafter with
-// logits of its own proposes for that draw. Of the options the temperature, the seed and the stream
-// count. -1: no finite logit.
+// logits of its own proposes for that draw. Only the temperature, the seed and the stream of the
+// options count. -1: no finite logit.
 int32_t draft_token(std::span<const float> logits, const SampleOptions& options, uint64_t position,
                     SampleScratch& scratch);
 

@@ -70,7 +70,7 @@ struct LargeTileMemory {
   alignas(128) float x_scales[Shape::kStages][Shape::kRows];
   static constexpr int kScaleStride = (Shape::kScales + 3) / 4 * 4;  // read as float4
   alignas(16) float weight_scales[Shape::kStages][kScaleStride];
-  // Ring of tile positions: of the tile being written, those whose stages are filled, and the next.
+  // Ring of tile positions: the tile being stored, those whose stages are loaded, and the next.
   static constexpr int kTiles = Shape::kStages + 2;
   TilePlace tiles[kTiles];
   uint64_t arrived[Shape::kStages], read[Shape::kStages];
@@ -282,7 +282,7 @@ class LargeTileMultiplier {
       if (part + 1 == Shape::kParts) {
         give_back(stage);
         advance();
-        // After a tile's last stage there may be none: this one is tested again.
+        // After a tile's last stage there may be no next one: the same barrier is polled again.
         has_arrived = barrier_has_ended(&memory_.arrived[is_last ? stage : ring_.stage],
                                         is_last ? phase : ring_.phase);
       }

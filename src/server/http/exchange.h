@@ -75,7 +75,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   };
   // Moves what has come since the last call into `news`, whose buffer is reused.
   void take(News& news);
-  // Of the bytes taken so far the kernel has not accepted `left`.
+  // Called after a write; `left`: bytes taken and not yet accepted by the kernel.
   void sent(int64_t left);
   // The response was delivered completely: drops the callback.
   void delivered();

@@ -40,7 +40,7 @@ struct Handoff {
   std::string prefill_at;       // as Request has it
 };
 
-// Of a request that wants `max_tokens`, streamed or not, for this many prompts.
+// The handoff of a request for `max_tokens`, streamed or not, with this many prompts.
 ApiResult<Handoff> handoff_of(const TransferFields& fields, const ServedModel& served,
                               std::optional<int64_t> max_tokens, bool streams, size_t num_prompts);
 

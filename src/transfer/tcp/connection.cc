@@ -20,9 +20,9 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 
-// Of one call: a recall of the rows waits for it.
+// Maximum bytes of rows per sendmsg() call: a recall of the rows waits for the call.
 constexpr size_t kMostAtOnce = 512 << 10;
-// Of one connection, before others have their turn.
+// Maximum bytes of one connection before others have their turn.
 constexpr size_t kMostOfATurn = 8 << 20;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }

@@ -85,7 +85,7 @@ class HaltingRelay {
     pairs_.push_back(std::move(pair));
   }
 
-  // Of what is there, at most `left`.
+  // Passes on what has arrived, at most `left` bytes.
   void pass(const Fd& from, const Fd& to, int64_t& left, Pair& pair) {
     const size_t most = std::min(buffer_.size(), static_cast<size_t>(left));
     // Where nothing may go, poll() tells of the connection's end alone.

@@ -59,7 +59,7 @@ class Pool : public LandingBook {
     order.ticket = ticket_;
     return order;
   }
-  // Of a page of the text.
+  // Rows of one page of the text.
   std::vector<std::byte> rows(int64_t page) {
     const auto rows = memory(pages_[static_cast<size_t>(page)]);
     return {rows.begin(), rows.end()};

@@ -28,7 +28,7 @@ constexpr std::chrono::milliseconds kTick{100};
 // With so many tokens more on order than another peer, one does not get what its cache has.
 constexpr int64_t kMostImbalance = 16384;
 
-// Of the text's first page.
+// Hash of the salt and of the text's first page.
 uint64_t beginning_of(const PromptOrder& order) {
   uint64_t hash = 0;
   for (const char c : order.cache_salt) hash = mix64(hash ^ static_cast<uint8_t>(c));

@@ -23,7 +23,7 @@ struct Handshake {
   uint64_t session = 0;  // as the hello said
 };
 
-// From the system's source of randomness.
+// Returns random bytes from the operating system.
 Nonce random_nonce();
 
 Proof make_proof(std::string_view secret, ProofOf who, const Handshake& handshake);

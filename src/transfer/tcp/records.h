@@ -31,7 +31,7 @@ struct Hello {
 struct Welcome {
   uint64_t session = 0;
   uint64_t engine = 0;  // the prefill server's
-  // Of a data connection: where pieces may go to and come from beside it; empty: nowhere.
+  // Address of the data connection's lane, on which pieces may pass beside it; empty: no lane.
   std::vector<std::byte> lane = {};
 };
 
@@ -41,7 +41,7 @@ inline constexpr size_t kMaxFactsBytes = 16 << 10, kMaxFacts = 64;
 inline constexpr size_t kMaxSentenceBytes = 1 << 10;
 inline constexpr size_t kMaxSaltBytes = 256;
 inline constexpr size_t kTicketIdBytes = 24;
-// Of an order without its tokens, of which each has four.
+// An order without its tokens; each token adds four bytes.
 inline constexpr size_t kMaxOrderBytes = 512 + kMaxSaltBytes;
 inline constexpr size_t kMaxFailedBytes = 64 + kMaxSentenceBytes;
 

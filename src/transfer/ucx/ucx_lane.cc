@@ -122,7 +122,7 @@ class UcxLane : public PieceLane {
     void* data = nullptr;  // UCX's name of it
     size_t bytes = 0;
   };
-  // Of the piece. Its seal may be offered in each but the first and the last.
+  // State of the piece. Its seal may be offered in each state but the first and the last.
   enum class State { kNone, kOffered, kReadingRows, kRead, kReadingSeal };
   State state_ = State::kNone;
   Offered rows_;

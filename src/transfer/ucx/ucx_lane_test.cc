@@ -30,7 +30,7 @@ std::vector<std::byte> rows_of(size_t bytes, uint8_t number) {
   return rows;
 }
 
-// Of signals that the library takes. A sanitizer has some of them.
+// Handlers of signals that the library takes over. A sanitizer has some of them.
 std::map<int, void (*)(int)> signal_handlers() {
   std::map<int, void (*)(int)> handlers;
   for (const int number : {SIGHUP, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {

@@ -123,7 +123,7 @@ template <int R, bool kWhole>
 void fma_values_block(const float* p, const void* const* values, const void* const* next,
                       int64_t fetch_lines, int64_t num_keys, int64_t column, int64_t left,
                       const float* rescale, float* out, int64_t out_stride) {
-  // Of each 32 columns the odd ones, then the even ones.
+  // Sums for each 32 columns: the odd columns, then the even ones.
   __m512 sums[R][4];
 #pragma GCC unroll 4
   for (auto& row : sums) {

@@ -24,7 +24,7 @@ struct DoubleScore {
   double value = 0, magnitude = 0;  // sum of products, sum of their absolute values
 };
 
-// Of a query, bf16, whose latent and rotary parts follow one another in `key`.
+// Score of a bf16 query; `key`: the latent part, then the rotary part.
 inline DoubleScore score_in_double(std::span<const uint16_t> q_latent,
                                    std::span<const uint16_t> q_rope, const float* key) {
   DoubleScore score;
@@ -40,7 +40,7 @@ inline DoubleScore score_in_double(std::span<const uint16_t> q_latent,
   return score;
 }
 
-// Of a query's scores over some keys.
+// Certainty of a query's scores over some keys.
 struct ScoreCertainty {
   double error = 0;        // no score is further off
   bool is_certain = true;  // whether such errors leave the result as it is

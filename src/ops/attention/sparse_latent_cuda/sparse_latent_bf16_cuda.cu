@@ -111,7 +111,7 @@ class ListedCopies {
   const Maps& maps_;
   const Lists& lists_;
   const int rank_, thread_ = threadIdx.x % kGroupThreads;
-  // Of this thread's first 16 bytes in a box.
+  // Byte offset of this thread's first 16 bytes in a box.
   const int to_ =
       thread_ / kKeyThreads * 128 + (thread_ % kKeyThreads ^ thread_ / kKeyThreads % 8) * 16;
   int even_tiles_ = 0, odd_tiles_ = 0;  // copied into each stage

@@ -37,7 +37,7 @@ void expect_near_lse(const SparseTrialResult& actual, const std::vector<double>&
   }
 }
 
-// Of one query instead of a row's; another key's values are off by the order of 1.
+// Tolerance for one query rather than for a row; a wrong key would be off by the order of 1.
 constexpr double kQueryTolerance = 1e-2;
 
 class SparseLatent : public testing::TestWithParam<Way> {

@@ -44,7 +44,7 @@ class SparseLatentTrial {
   void scale_keys(int32_t n, float factor);
   void scale_queries(float factor);
 
-  // Of each query, [rows, heads].
+  // Certainty of each query's scores, [rows, heads].
   std::vector<ScoreCertainty> certainties() const;
 
   // The rows of `which`, in that order, in one batch, launched `launches` times: expects equal bits

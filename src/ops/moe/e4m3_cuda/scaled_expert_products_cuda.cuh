@@ -16,7 +16,7 @@
 //
 // Layout: tokens on M of wgmma, weights on N. A tile has up to Shape::kTokens tokens, 64 for each
 // consumer warpgroup; warpgroups alternate over tiles with fewer. It has 256 weight rows, 128 for
-// each CTA. Of gate and up those are 64 of gate and the same 64 of up, so that both values of an
+// each CTA. With gate and up, these are 64 of gate and the same 64 of up, so that both values of an
 // activation are in one thread, and a token's 128 activations in four threads of either CTA. A TMA
 // box brings 16 rows of gate or up, the even ones first, then the odd ones, so that a thread has
 // four adjacent ones.

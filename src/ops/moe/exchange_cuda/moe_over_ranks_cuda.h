@@ -43,7 +43,7 @@ struct ExchangeStep {
   int sms = 1;                              // see there
   // Null: a round begins when the one before it has ended.
   const RoundsInTurn* in_turn = nullptr;
-  // Of rounds 1, 3, …: as the exchange, but planned without a shared expert.
+  // Exchange of rounds 1, 3, …: as `exchange`, but planned without a shared expert.
   const ExpertExchange* odd_rounds = nullptr;
   int spare_sms = 0;  // that GEMMs leave to the launches beside them
 };

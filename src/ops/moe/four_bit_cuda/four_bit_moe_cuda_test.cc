@@ -30,7 +30,7 @@ struct Way {
   double most_error;    // relative, of all rows together
 };
 
-// Of few rows some activations round to the neighbouring bf16.
+// With few rows, some activations round to the neighbouring bf16.
 const Way kWays[] = {
     {"Few", four_bit_moe_few_rows, four_bit_moe_few_rows_workspace_bytes, false, 3e-4},
     {"Many", four_bit_moe_many_rows, four_bit_moe_many_rows_workspace_bytes, true, 2.5e-3}};

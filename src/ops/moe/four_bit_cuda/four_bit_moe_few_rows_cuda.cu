@@ -241,7 +241,7 @@ __device__ int list_tokens(Memory& memory, const Gemm& a, int expert, int tile) 
 
 using RowsOfX = uint32_t[kFourBitMostBlocks][4][2];
 
-// Of four lanes' four values each: lane q's are value q of lanes 0 to 3 afterwards.
+// Transposes four values of each of four lanes: lane q ends with value q of lanes 0 to 3.
 __device__ void transpose_in_quad(uint32_t (&v)[4], int q) {
   const auto exchange = [](uint32_t& low, uint32_t& high, bool is_upper, int distance) {
     const uint32_t other = __shfl_xor_sync(~0u, is_upper ? low : high, distance);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kShareUnit = 4;  // scales of 16 bytes
 constexpr int64_t kAlignment = 1024;
-// Of the window on the device (expert_exchange_cuda.cu).
+// Bytes reserved for the window on the device (expert_exchange_cuda.cu).
 constexpr int64_t kWindowBytes = kAlignment;
 
 }  // namespace

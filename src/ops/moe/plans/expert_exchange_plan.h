@@ -33,8 +33,8 @@ struct RowShare {
 // scales of each are aligned as the GEMMs read them; the last ranks may have none.
 RowShare share_of_rows(int64_t rows, int ranks, int rank);
 
-// The rounds of `all_rows` rows, of all ranks together. Of a rank's `count` rows round i takes
-// those from count * i / rounds to count * (i + 1) / rounds, rounded down.
+// The rounds of `all_rows` rows, of all ranks together. Round i takes rows count * i / rounds to
+// count * (i + 1) / rounds, both rounded down, of a rank's `count` rows.
 struct ExchangeRounds {
   int64_t rounds = 0;
   int64_t most_rows = 0;  // in a round, at most room_of_exchange(capacity)

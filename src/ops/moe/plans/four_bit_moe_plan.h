@@ -26,7 +26,7 @@ struct FourBitMoeSizes {
   int64_t rows = 0, hidden = 0, experts_per_token = 0, inter = 0;
 };
 
-// Of the few-row launches; offsets in bytes.
+// Plan of the few-row launches; offsets in bytes.
 struct FourBitFewRowsPlan {
   FourBitSlices up, down;
   int64_t activations_at = 0;  // [pairs, inter] bf16
