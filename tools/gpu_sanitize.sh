@@ -21,7 +21,7 @@ export FATHOM_CUBLASLT=none
 # for initcheck where it is to be another: it takes what bulk copies write for not written.
 TESTS="
 cached_prefix_cuda_test * *
-decode_layers_cuda_test *ShortText* *ShortText/V2LiteInBf16Bf16:*ShortText/V2LiteInE4M3Bf16:Formats/DecodeLayersCuda.ShortText/V3EighthFp8Scaled
+decode_layers_cuda_test *ShortText* *ShortText/V2LiteInBf16Bf16:*ShortText/V2LiteInE4M3Bf16:Formats/DecodeLayersCuda.ShortText/V3Tp8Fp8Scaled
 embedding_cuda_test * *
 few_rows_cuda_test Plans/FewRows.*/0:Plans/FewRows.*/6:FewRowsPadding.* FewRowsPadding.*
 gpu_decode_layers_test *GpuDecodeLayersShort.* *GpuDecodeLayersShort.*/0

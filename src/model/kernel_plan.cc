@@ -46,7 +46,7 @@ DecodeLayersShape decode_layers_shape(const ModelSpec& spec, const KernelPlan& p
 // Whether decode_layers() reads weights of these forms.
 bool decode_layers_reads(DecodeLayersKind kind, const LayerSpec& layer, const LayerForms& forms) {
   const bool is_bf16 = kind == DecodeLayersKind::kV2LiteBf16,
-             has_q_b = kind == DecodeLayersKind::kV3Eighth;
+             has_q_b = kind == DecodeLayersKind::kV3Tp8;
   const DType type = is_bf16 ? DType::kBF16 : DType::kF8E4M3;
   const auto is_read = [&](const WeightForm& form) { return form.type == type && !form.by_row; };
   return layer.moe && !forms.four_bit_experts && forms.router == DType::kBF16 &&
@@ -155,7 +155,7 @@ Result<KernelPlan> plan_kernels(const ModelSpec& spec, const WeightForms& forms,
                           : decode_layers_kind(decode_layers_shape(spec, plan), plan.budget.sms);
   plan.first_decode_layer = first_decode_layer(kind, spec, plan);
   // V3's launch meets other ranks where a step owes a sum, V2-Lite's does not.
-  const bool can_meet = spec.placement.tp == 1 || kind == DecodeLayersKind::kV3Eighth;
+  const bool can_meet = spec.placement.tp == 1 || kind == DecodeLayersKind::kV3Tp8;
   if (!options.batch_invariant && can_meet && !spec.placement.exchanges_tokens() &&
       plan.first_decode_layer < std::ssize(spec.layers)) {
     plan.decode_layers = kind;

@@ -17,7 +17,7 @@ Checkpoint published(const std::string& name) {
   return std::move(*opened);
 }
 
-// An eighth of V3 in FP8: a dense layer, then three with experts.
+// The TP8 slice of V3 in FP8: a dense layer, then three with experts.
 class KernelPlanTest : public testing::Test {
  protected:
   Result<KernelPlan> plan(const SmBudget& budget = {}) {
@@ -48,7 +48,7 @@ TEST_F(KernelPlanTest, ChoosesByWeights) {
 TEST_F(KernelPlanTest, RunsTheLastLayersInOneLaunch) {
   const auto made = plan();
   EXPECT_EQ(made->first_decode_layer, 1);  // the layers of experts
-  EXPECT_EQ(made->decode_layers, DecodeLayersKind::kV3Eighth);
+  EXPECT_EQ(made->decode_layers, DecodeLayersKind::kV3Tp8);
 }
 
 TEST_F(KernelPlanTest, RunsLayersApartWhereOneLaunchCannot) {
@@ -163,7 +163,7 @@ TEST_F(KernelPlanTest, RanksMeetInV3sLaunchAndBetweenOthers) {
   const auto made = plan();
   ASSERT_TRUE(made) << made.error().message;
   EXPECT_EQ(made->first_decode_layer, 1);
-  EXPECT_EQ(made->decode_layers, DecodeLayersKind::kV3Eighth);
+  EXPECT_EQ(made->decode_layers, DecodeLayersKind::kV3Tp8);
   const Checkpoint v2_lite = published("v2_lite_fp8_layers");
   ModelSpec spec = make_spec(v2_lite.config());
   const auto kind = [&] {

@@ -11,7 +11,7 @@ using namespace decode_layers_kernel;
 constexpr bool fits_page_tables(DecodeLayersKind kind, int64_t most_tokens) {
   return most_decode_layers_bytes(kind, 1) / LatentRow<CacheFormat::kE4M3>::kBytes <= most_tokens;
 }
-static_assert(fits_page_tables(DecodeLayersKind::kV3Eighth, V3Eighth::kMostTokens) &&
+static_assert(fits_page_tables(DecodeLayersKind::kV3Tp8, V3Tp8::kMostTokens) &&
               fits_page_tables(DecodeLayersKind::kV2LiteBf16, V2Lite::kMostTokens) &&
               fits_page_tables(DecodeLayersKind::kV2LiteE4M3, V2Lite::kMostTokens));
 
@@ -19,8 +19,8 @@ int64_t decode_layers_exchange_bytes(DecodeLayersKind kind) {
   switch (kind) {
     case DecodeLayersKind::kNone:
       return 0;
-    case DecodeLayersKind::kV3Eighth:
-      return v3_eighth_exchange_bytes();
+    case DecodeLayersKind::kV3Tp8:
+      return v3_tp8_exchange_bytes();
     default:
       return v2_lite_exchange_bytes();
   }
@@ -28,9 +28,9 @@ int64_t decode_layers_exchange_bytes(DecodeLayersKind kind) {
 
 void decode_layers(const DecodeLayersArguments& arguments, GpuStream stream) {
   const PeerRank& peers = arguments.peers;
-  FATHOM_CHECK(peers.ranks == 1 || (arguments.kind == DecodeLayersKind::kV3Eighth &&
+  FATHOM_CHECK(peers.ranks == 1 || (arguments.kind == DecodeLayersKind::kV3Tp8 &&
                                     arguments.delta_in == nullptr && peers.rows >= arguments.rows &&
-                                    peers.row_packets * kPacketValues >= V3Eighth::kHidden),
+                                    peers.row_packets * kPacketValues >= V3Tp8::kHidden),
                "decode_layers of {} tokens over {} ranks: inboxes of {} rows of {} packets",
                arguments.rows, peers.ranks, peers.rows, peers.row_packets);
   FATHOM_CHECK(arguments.rows >= 1 && arguments.rows <= most_decode_layers_rows(arguments.kind) &&
@@ -38,8 +38,8 @@ void decode_layers(const DecodeLayersArguments& arguments, GpuStream stream) {
                "decode_layers takes up to {} tokens of this shape, with their tables' places; {}",
                most_decode_layers_rows(arguments.kind), arguments.rows);
   switch (arguments.kind) {
-    case DecodeLayersKind::kV3Eighth:
-      return launch_v3_eighth(arguments, stream);
+    case DecodeLayersKind::kV3Tp8:
+      return launch_v3_tp8(arguments, stream);
     case DecodeLayersKind::kV2LiteBf16:
       return launch_v2_lite_bf16(arguments, stream);
     case DecodeLayersKind::kV2LiteE4M3:

@@ -86,7 +86,7 @@ struct DecodeLayersArguments {
   // With more than one rank every delta but delta_in is a rank's part of a sum, rounded to bf16.
   // The sum adds parts to the residual in the order of ranks in fp32. delta_in has to be null,
   // delta_out stays a part. Takes 2 num_layers - 1 exchanges of the group's first `rows` rows, as
-  // many calls of peer_sum() would; ranks have [rows, hidden] inboxes. kV3Eighth only; all ranks'
+  // many calls of peer_sum() would; ranks have [rows, hidden] inboxes. kV3Tp8 only; all ranks'
   // launches have to be resident at once.
   PeerRank peers = {};
   FATHOM_PLANTED_FAULT

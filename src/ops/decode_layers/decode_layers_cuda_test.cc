@@ -404,7 +404,7 @@ void DecodeLayersCuda::compare_tokens(const Tokens& tokens, OtherRanks* others,
     }
     written = cache;
     found = launch(tokens, residuals, deltas, written, others);
-    // Of neighbours a later one's needles have changed what the others attend to.
+    // A later neighbour's needles have changed what the earlier ones attend to.
     margin = 1e9;
     std::vector<std::byte> seen = cache;
     for (size_t r = 0; r < count && (spoilt[r] || expect(r, false, seen)); ++r) {
@@ -572,16 +572,15 @@ TEST_P(DecodeLayersCuda, SumsOverRanks) {
   }
 }
 
-constexpr DecodeLayersKind kV3 = DecodeLayersKind::kV3Eighth,
-                           kV2Bf16 = DecodeLayersKind::kV2LiteBf16,
+constexpr DecodeLayersKind kV3 = DecodeLayersKind::kV3Tp8, kV2Bf16 = DecodeLayersKind::kV2LiteBf16,
                            kV2E4M3 = DecodeLayersKind::kV2LiteE4M3;
 
 INSTANTIATE_TEST_SUITE_P(
     Formats, DecodeLayersCuda,
-    testing::Values(Form{"V3EighthFp8Scaled", kV3, CacheFormat::kFp8Scaled},
-                    Form{"V3EighthBf16", kV3, CacheFormat::kBF16},
-                    Form{"V3EighthE4M3", kV3, CacheFormat::kE4M3},
-                    Form{"V3EighthE5M2", kV3, CacheFormat::kE5M2},
+    testing::Values(Form{"V3Tp8Fp8Scaled", kV3, CacheFormat::kFp8Scaled},
+                    Form{"V3Tp8Bf16", kV3, CacheFormat::kBF16},
+                    Form{"V3Tp8E4M3", kV3, CacheFormat::kE4M3},
+                    Form{"V3Tp8E5M2", kV3, CacheFormat::kE5M2},
                     Form{"V2LiteInBf16Bf16", kV2Bf16, CacheFormat::kBF16},
                     Form{"V2LiteInBf16Fp8Scaled", kV2Bf16, CacheFormat::kFp8Scaled},
                     Form{"V2LiteInBf16E4M3", kV2Bf16, CacheFormat::kE4M3},

@@ -181,7 +181,8 @@ __device__ inline float over_keys(float x, const Op& op) {
   return x;
 }
 
-// Of the lane's tokens (kTokens: 1 of a launch of one token, else 2), in the warp's part.
+// The running softmax of the lane's tokens in the warp's part of the columns. kTokens: 1 in
+// launches of one token, else 2.
 template <typename Row, int kTokens>
 struct KeySums {
   float most[kTokens], total[kTokens] = {};  // total: of the lane's keys

@@ -16,10 +16,10 @@
 namespace fathom::cuda::decode_layers_kernel {
 
 // The shapes' launches, and the bytes of their Exchanged.
-void launch_v3_eighth(const DecodeLayersArguments& arguments, GpuStream stream);
+void launch_v3_tp8(const DecodeLayersArguments& arguments, GpuStream stream);
 void launch_v2_lite_bf16(const DecodeLayersArguments& arguments, GpuStream stream);
 void launch_v2_lite_e4m3(const DecodeLayersArguments& arguments, GpuStream stream);
-int64_t v3_eighth_exchange_bytes();
+int64_t v3_tp8_exchange_bytes();
 int64_t v2_lite_exchange_bytes();
 
 // One definition a shape: in a header, so internal to each.

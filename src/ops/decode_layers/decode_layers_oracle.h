@@ -20,7 +20,7 @@ struct DecodeLayersOracleShape {
   int64_t groups = 0, groups_per_token = 0;
   double scaling = 1;
 
-  static DecodeLayersOracleShape v3_eighth() { return {7168, 1536, 256, 256, 256, 8, 8, 4, 2.5}; }
+  static DecodeLayersOracleShape v3_tp8() { return {7168, 1536, 256, 256, 256, 8, 8, 4, 2.5}; }
   static DecodeLayersOracleShape v2_lite() { return {2048, 0, 1408, 2816, 64, 6, 0, 0, 1}; }
 };
 

@@ -134,7 +134,7 @@ class Bench {
     return pages;
   }
 
-  static constexpr Form kForm = {"", DecodeLayersKind::kV3Eighth, CacheFormat::kFp8Scaled};
+  static constexpr Form kForm = {"", DecodeLayersKind::kV3Tp8, CacheFormat::kFp8Scaled};
   static constexpr LatentLayout kLayout = {kForm.format, Shape::kLatent, Shape::kRope};
   const Weights weights_{kForm};
   DeviceArray<DecodeLayer> layers_;

@@ -16,7 +16,7 @@ struct DecodeLayersShape {
 
 enum class DecodeLayersKind {
   kNone,
-  kV3Eighth,    // an eighth of DeepSeek-V3's layers, e4m3
+  kV3Tp8,       // the TP8 slice of DeepSeek-V3's layers, e4m3
   kV2LiteBf16,  // DeepSeek-V2-Lite's layers
   kV2LiteE4M3,
 };
@@ -26,7 +26,7 @@ namespace decode_layers_kernel {
 // What all shapes share.
 constexpr int kHeads = 16, kLatent = 512, kNope = 128, kRope = 64, kV = 128;
 
-struct V3Eighth {
+struct V3Tp8 {
   static constexpr int kHidden = 7168, kQLora = 1536, kInter = 256;
   static constexpr int kRouted = 256, kGroups = 8, kChosen = 8;
   static constexpr int kMostTokens = 16384;  // of a sequence
@@ -50,12 +50,11 @@ inline DecodeLayersKind decode_layers_kind(const DecodeLayersShape& s, int num_m
       s.nope != kNope || s.rope != kRope || s.v != kV) {
     return DecodeLayersKind::kNone;
   }
-  if (s.hidden == V3Eighth::kHidden && s.q_lora == V3Eighth::kQLora &&
-      s.num_experts == V3Eighth::kRouted && s.inter == V3Eighth::kInter &&
-      s.shared_inter == V3Eighth::kInter && s.gate.scoring == GateScoring::kSigmoidBias &&
-      s.gate.num_groups == V3Eighth::kGroups && s.gate.experts_per_token == V3Eighth::kChosen &&
-      !s.has_bf16_weights) {
-    return DecodeLayersKind::kV3Eighth;
+  if (s.hidden == V3Tp8::kHidden && s.q_lora == V3Tp8::kQLora && s.num_experts == V3Tp8::kRouted &&
+      s.inter == V3Tp8::kInter && s.shared_inter == V3Tp8::kInter &&
+      s.gate.scoring == GateScoring::kSigmoidBias && s.gate.num_groups == V3Tp8::kGroups &&
+      s.gate.experts_per_token == V3Tp8::kChosen && !s.has_bf16_weights) {
+    return DecodeLayersKind::kV3Tp8;
   }
   if (s.hidden == V2Lite::kHidden && s.q_lora == 0 && s.num_experts == V2Lite::kRouted &&
       s.inter == V2Lite::kInter && s.shared_inter == V2Lite::kSharedInter &&
@@ -74,7 +73,7 @@ constexpr int64_t most_decode_layers_bytes(DecodeLayersKind kind, int64_t rows) 
   switch (kind) {
     case DecodeLayersKind::kNone:
       return 0;
-    case DecodeLayersKind::kV3Eighth:
+    case DecodeLayersKind::kV3Tp8:
       return rows == 1 ? 8'900'000 : rows == 2 ? 5'600'000 : rows == 3 ? 4'200'000 : 3'800'000;
     case DecodeLayersKind::kV2LiteBf16:
       return rows == 1 ? 7'600'000 : 4'800'000;
@@ -88,7 +87,7 @@ constexpr int64_t most_decode_layers_rows(DecodeLayersKind kind) {
   switch (kind) {
     case DecodeLayersKind::kNone:
       return 0;
-    case DecodeLayersKind::kV3Eighth:
+    case DecodeLayersKind::kV3Tp8:
       return decode_layers_kernel::kMostRows;
     default:
       return 2;

@@ -23,8 +23,8 @@ using Shape = DecodeLayersOracleShape;
 
 constexpr int64_t kLayers = 3;
 constexpr int64_t kPatternValues = 20 << 20, kPatternOffsets = 4 << 20;
-// Below this margin a different rounding may choose a different expert. Of sigmoids; four times as
-// much of logits.
+// Below this margin, of sigmoids, a different rounding may choose a different expert; logits need
+// four times as much.
 constexpr double kLeastMargin = 0.005;
 
 inline const double kSoftmaxScale = 1 / std::sqrt(192.0);
@@ -34,9 +34,9 @@ struct Form {
   DecodeLayersKind kind;
   CacheFormat format;
 
-  bool is_v3() const { return kind == DecodeLayersKind::kV3Eighth; }
+  bool is_v3() const { return kind == DecodeLayersKind::kV3Tp8; }
   bool is_bf16() const { return kind == DecodeLayersKind::kV2LiteBf16; }
-  Shape shape() const { return is_v3() ? Shape::v3_eighth() : Shape::v2_lite(); }
+  Shape shape() const { return is_v3() ? Shape::v3_tp8() : Shape::v2_lite(); }
   GateOptions gate() const {
     const Shape s = shape();
     return is_v3()

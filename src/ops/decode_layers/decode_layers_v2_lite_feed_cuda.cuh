@@ -22,7 +22,7 @@ struct V2LiteLayout : V2Lite {
   static constexpr int kWeightSize = kBf16 ? 2 : 1;
   static constexpr int kExperts = kChosen + 1;           // the shared expert first
   static constexpr int kHiddenRows = kHidden / kBlocks;  // of o and of down
-  // Of gate, and of up, of an expert.
+  // A CTA's rows of an expert's gate, and as many of its up.
   static constexpr int kInterRows = kInter / kBlocks, kSharedRows = kSharedInter / kBlocks;
   static constexpr int kHiddenPackets = packets(kHiddenRows);
 

@@ -1,6 +1,6 @@
-// decode_layers() for an eighth of DeepSeek-V3: 16 heads with query compression, 256 experts of 256
-// columns and a shared one, weights in e4m3; one token, two, or up to four. Experts that several
-// tokens choose are read once.
+// decode_layers() for the TP8 slice of DeepSeek-V3: 16 heads with query compression, 256 experts of
+// 256 columns and a shared one, weights in e4m3; one token, two, or up to four. Experts that
+// several tokens choose are read once.
 //
 // Steps of a layer, in each of which CTAs read what the others wrote before:
 //   q_kv_a     norm of the residual; rows of W_q_a and W_kv_a
@@ -22,7 +22,7 @@
 namespace fathom::cuda::decode_layers_kernel {
 namespace {
 
-constexpr int kQkvPairs = (V3Eighth::kQLora + kLatent + kRope) / 2;  // pairs of rows
+constexpr int kQkvPairs = (V3Tp8::kQLora + kLatent + kRope) / 2;  // pairs of rows
 constexpr int kMostQkvRows = 2 * (kQkvPairs / kBlocks + 1);
 constexpr int kQkvPackets = packets(kMostQkvRows), kQkvValues = packet_values(kMostQkvRows);
 
@@ -30,7 +30,7 @@ constexpr int kQkvPackets = packets(kMostQkvRows), kQkvValues = packet_values(kM
 __device__ constexpr int first_qkv_pair(int b) { return b * kQkvPairs / kBlocks; }
 
 template <int kTokens>
-struct Layout : V3Eighth {
+struct Layout : V3Tp8 {
   static constexpr bool kHasBf16Weights = false;
   static constexpr int kRows = kTokens;
   // A thread's, of consumers and of producers.
@@ -144,7 +144,7 @@ class Feeder : public FeederOf<Row, L, Feeder<Row, L>> {
   using Base::block_;
   using Base::shared_;
 
-  // Of gate, or of up, of an expert.
+  // This CTA's rows of an expert's gate, or of its up.
   __device__ Chunk gate_up_of(const ScaledMatrix& matrix, int64_t expert, int is_up) const {
     return rows_of(matrix, (expert * 2 + is_up) * L::kInter + block_ * L::kInterRows, L::kInterRows,
                    L::kHidden);
@@ -668,14 +668,14 @@ struct Parts {
   }
 };
 
-// Of one token, then of two, then of four.
+// Launches of one token, of two and of four have areas of their own, in this order.
 constexpr int64_t kExchangeOfOne = sizeof(Layout<1>::Exchanged),
                   kExchangeOfTwo = sizeof(Layout<2>::Exchanged);
 static_assert(kExchangeOfOne % alignof(Packet) == 0 && kExchangeOfTwo % alignof(Packet) == 0);
 
 }  // namespace
 
-void launch_v3_eighth(const DecodeLayersArguments& arguments, GpuStream stream) {
+void launch_v3_tp8(const DecodeLayersArguments& arguments, GpuStream stream) {
   const bool meets_ranks = arguments.peers.ranks > 1;
   const auto launch = [&]<int kTokens>(std::integral_constant<int, kTokens>, int64_t at) {
     DecodeLayersArguments own = arguments;
@@ -686,7 +686,7 @@ void launch_v3_eighth(const DecodeLayersArguments& arguments, GpuStream stream) 
   if (arguments.rows == 2) return launch(std::integral_constant<int, 2>(), kExchangeOfOne);
   launch(std::integral_constant<int, 4>(), kExchangeOfOne + kExchangeOfTwo);
 }
-int64_t v3_eighth_exchange_bytes() {
+int64_t v3_tp8_exchange_bytes() {
   return kExchangeOfOne + kExchangeOfTwo + int64_t{sizeof(Layout<4>::Exchanged)};
 }
 

@@ -11,7 +11,7 @@ constexpr int kCtas = 4, kThreads = 256;
 __global__ void __launch_bounds__(kThreads)
     other_ranks_kernel(const __grid_constant__ OtherRanksArguments a) {
   const PeerRank& peers = a.peers;
-  // Of all rows, which have had as many exchanges.
+  // All rows have had as many exchanges.
   const uint32_t before = *static_cast<volatile uint32_t*>(peers.epochs);
   const int row_packets = a.n / kPacketValues, packets = a.rows * row_packets;
   const auto at_of = [&](int r, int e, int p) {

@@ -70,7 +70,7 @@ constexpr MoeShape kV2Lite = {
     .hidden = 2048, .num_experts = 8, .experts_per_token = 6, .inter = 1408, .shared_inter = 2816};
 constexpr MoeShape kV3 = {
     .hidden = 7168, .num_experts = 4, .experts_per_token = 2, .inter = 2048, .shared_inter = 2048};
-constexpr MoeShape kV3Eighth = {
+constexpr MoeShape kV3Tp8 = {
     .hidden = 7168, .num_experts = 8, .experts_per_token = 4, .inter = 256, .shared_inter = 256};
 constexpr MoeShape kDense = {
     .hidden = 7168, .num_experts = 1, .experts_per_token = 1, .inter = 18432, .shared_inter = 0};
@@ -97,7 +97,7 @@ TEST(ScaledMoeManyRows, AnyTokensAnExpert) {
 TEST(ScaledMoeManyRows, RealShapes) {
   compare({kV2Lite, 300, random_experts(kV2Lite, 300, 3), 1}, DType::kF32, 4);
   compare({kV3, 400, random_experts(kV3, 400, 3), 1}, DType::kBF16, 3);
-  compare({kV3Eighth, 200, random_experts(kV3Eighth, 200, 3), 1}, DType::kBF16, 4);
+  compare({kV3Tp8, 200, random_experts(kV3Tp8, 200, 3), 1}, DType::kBF16, 4);
   compare({kDense, 150, std::vector<int32_t>(150), 1}, DType::kBF16, 1);
 }
 
