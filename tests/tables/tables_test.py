@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import gpu_report  # noqa: E402
 import gpu_report_rows  # noqa: E402
 import make_tables  # noqa: E402
+import plot_data  # noqa: E402
 
 DOCUMENT = "before\n<!-- table: speed -->\n{}<!-- end -->\nafter\n"
 
@@ -26,6 +27,12 @@ class Repository(unittest.TestCase):
     def test_documents_are_what_the_results_give(self):
         changed = make_tables.run(ROOT, [], check=True)
         self.assertEqual(changed, [], "run tools/make_tables.py")
+
+    def test_figures_are_drawn_from_the_results(self):
+        for name, make in plot_data.FIGURES.items():
+            figure = (ROOT / f"docs/images/{name}.svg").read_text(encoding="utf-8")
+            self.assertIn(f"<!-- data: {plot_data.digest(make())} -->", figure,
+                          f"{name}: run make plots")
 
     def test_every_row_says_what_was_measured_where(self):
         rows = make_tables.read_rows(ROOT)
