@@ -200,7 +200,7 @@ constexpr ForeignGroup kGroups[] = {
      "speculative-ngram-min-bfs-breadth speculative-num-draft-tokens "
      "speculative-token-map threads-batch-draft threads-draft"},
     {Asked::kNote, "", "no code of a checkpoint is ever run", "trust-remote-code", ""},
-    {Asked::kNote, "", "the kernels are compiled",
+    {Asked::kNote, "", "kernels are compiled, and the engine chooses the sizes of captured graphs",
      "cudagraph-metrics debug-cuda-graph disable-cuda-graph-padding disable-decode-cuda-graph "
      "disable-flashinfer-autotune disable-piecewise-cuda-graph disable-prefill-cuda-graph "
      "enable-cudagraph-gc enable-flashinfer-autotune enable-layerwise-nvtx-marker "
@@ -361,7 +361,8 @@ constexpr ForeignGroup kGroups[] = {
      "enable-tokenizer-batch-encode escape special",
      "dynamic-batch-tokenizer-batch-size dynamic-batch-tokenizer-batch-timeout "
      "tokenizer-backend tokenizer-mode"},
-    {Asked::kNote, "", "one process of threads serves the model on one device",
+    {Asked::kNote, "",
+     "--tp, --dp and --nnodes say how ranks meet; sums and exchanges are the engine's own",
      "dcp-q-replicate dcp-replicate-q-proj disable-attn-tp-gather "
      "disable-custom-all-reduce disable-frontend-multiprocessing "
      "disable-nccl-for-dp-synchronization enable-attn-tp-input-scattered "
@@ -432,8 +433,9 @@ constexpr ForeignGroup kGroups[] = {
      "mm-tensor-ipc mmproj-device mtmd-batch-max-tokens video-ffmpeg-dir video-fps "
      "video-pruning-method video-pruning-rate video-timestamp-interval",
      "allowed-media-domains"},
+    {Asked::kNote, "", "no warm-up requests are sent", "skip-server-warmup warmup", "warmups"},
     {Asked::kNote, "", "safetensors are read directly, by several threads",
-     "allow-deprecated-quantization skip-server-warmup use-tqdm-on-load warmup "
+     "allow-deprecated-quantization use-tqdm-on-load "
      "weight-loader-disable-mmap weight-loader-drop-cache-after-load "
      "weight-loader-prefetch-checkpoints",
      "-lm -lzm lazy-mode load-mode model-loader-extra-config modelexpress-config "
@@ -442,7 +444,7 @@ constexpr ForeignGroup kGroups[] = {
      "remote-instance-weight-loader-seed-instance-service-port "
      "remote-instance-weight-loader-send-weights-group-ports safetensors-load-strategy "
      "safetensors-prefetch-block-size safetensors-prefetch-num-threads "
-     "startup-weight-load-mode warmups weight-cache-mode weight-cache-socket "
+     "startup-weight-load-mode weight-cache-mode weight-cache-socket "
      "weight-cache-timeout weight-loader-prefetch-num-threads weight-version",
      "ignore-patterns"},
     {Asked::kNote, "", "DeepSeek models have no state-space layers",

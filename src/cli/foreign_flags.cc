@@ -161,8 +161,14 @@ class Translator {
     line_.arguments.insert(line_.arguments.end(), words_.begin() + static_cast<std::ptrdiff_t>(at_),
                            words_.end());
     if (!tokenizer_.empty() && !is_same_model(tokenizer_, model_)) {
-      return invalid("--tokenizer is \"{}\", allowed is MODEL: a model has its own tokenizer.json",
-                     tokenizer_);
+      // A hub's name, beside MODEL's folder, is the same tokenizer under another name.
+      std::error_code ignored;
+      if (std::filesystem::exists(tokenizer_, ignored)) {
+        return invalid(
+            "--tokenizer is \"{}\", allowed is MODEL: a model has its own tokenizer.json",
+            tokenizer_);
+      }
+      note(fmt::format("--tokenizer {} has no effect: MODEL's tokenizer.json is read", tokenizer_));
     }
     return std::move(line_);
   }
@@ -332,6 +338,13 @@ class Translator {
         line_.arguments.push_back(is_off ? own + "=false" : own);
       } else if (!is_off) {
         line_.arguments.push_back(own);
+      }
+      return {};
+    }
+    if (name == "generation-config" && !has_word("auto vllm", value)) {
+      if (!is_same_model(value, model_)) {
+        note(fmt::format("{} {} has no effect: MODEL's generation_config.json is read", written,
+                         value));
       }
       return {};
     }

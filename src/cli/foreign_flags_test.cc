@@ -110,6 +110,15 @@ TEST(ForeignFlags, WhatHasAMeaningIsHonoured) {
   EXPECT_EQ(launch("m --dtype=float")->value("--dtype"), "float32");
   EXPECT_EQ(launch("m --random-seed 5")->value("--seed"), "5");
   EXPECT_EQ(launch("m --generation-config vllm")->value("--sampling-defaults"), "openai");
+  const auto folder = launch("m --generation-config /elsewhere");
+  EXPECT_EQ(folder->error, "");
+  EXPECT_EQ(folder->notes,
+            (std::vector<std::string>{"--generation-config /elsewhere has no effect: MODEL's "
+                                      "generation_config.json is read"}));
+  EXPECT_EQ(launch("m --generation-config m")->notes.size(), 0u);
+  EXPECT_EQ(launch("m --skip-server-warmup")->notes,
+            (std::vector<std::string>{
+                "--skip-server-warmup has no effect: no warm-up requests are sent"}));
   EXPECT_EQ(launch("m -q fp8")->value("--quantization"), "fp8");
   EXPECT_EQ(launch("-q m")->value("--model"), "m");
   EXPECT_EQ(launch("m --no-enforce-eager")->error, "");
@@ -175,8 +184,12 @@ TEST(ForeignFlags, LoadGeneratorsLinesAreTaken) {
 TEST(ForeignFlags, TheTokenizerIsTheModels) {
   EXPECT_EQ(launch("m --tokenizer m")->error, "");
   EXPECT_EQ(launch("--tokenizer-path m/ --model-path m")->error, "");
-  EXPECT_EQ(launch("m --tokenizer other")->error,
-            "--tokenizer is \"other\", allowed is MODEL: a model has its own tokenizer.json");
+  EXPECT_EQ(launch("m --tokenizer .")->error,
+            "--tokenizer is \".\", allowed is MODEL: a model has its own tokenizer.json");
+  const auto of_a_hub = launch("m --tokenizer deepseek-ai/DeepSeek-V3");
+  EXPECT_EQ(of_a_hub->error, "");
+  EXPECT_EQ(of_a_hub->notes, (std::vector<std::string>{"--tokenizer deepseek-ai/DeepSeek-V3 has no "
+                                                       "effect: MODEL's tokenizer.json is read"}));
 }
 
 TEST(ForeignFlags, WhatIsNotThereIsRefused) {

@@ -137,7 +137,8 @@ Result<> check_limits(const LoadedEngine& loaded, const ModelFlags& flags) {
   }
   if (flags.deterministic && loaded.gpus.empty()) {
     return invalid(
-        "--deterministic is for a GPU; on the CPU a row's logits never depend on others");
+        "--deterministic is for a GPU; on the CPU a row's logits do not depend on the rows beside "
+        "it, only on how its prompt was split into steps");
   }
   if (flags.deterministic && flags.attention_form() == AttentionForm::kMha) {
     return invalid("--deterministic computes answers absorbed, --attention asks for mha");
