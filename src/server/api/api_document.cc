@@ -84,11 +84,13 @@ json::object api_document(std::string_view version, const RequestLimits& limits,
     let_fail_with(path, "StatusNotOk", document);
   }
   for (const MissingEndpoint& missing : kMissingEndpoints) {
-    add_operation({.method = "post",
-                   .path = missing.path,
-                   .summary = std::string("Not served: ") + missing.why,
-                   .is_missing = true},
-                  limits, document);
+    for (const char* method : {"get", "post", "put", "delete"}) {
+      add_operation({.method = method,
+                     .path = missing.path,
+                     .summary = std::string("Not served: ") + missing.why,
+                     .is_missing = true},
+                    limits, document);
+    }
   }
   if (has_keys) {
     document["components"].as_object()["securitySchemes"] = {

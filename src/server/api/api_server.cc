@@ -482,12 +482,14 @@ http::RouteTable ApiServer::make_routes() {
       Method::kPost, "/abort_request", Access::kKey, kJsonAtOnce,
       [this](const Backend&, const http::Request& request) { return abort_request(request); });
   for (const MissingEndpoint& missing : kMissingEndpoints) {
-    add(Method::kPost, missing.path, Access::kKey, kAtOnce, [missing](const http::Request&) {
-      return error_response(ApiError(
-          404,
-          fmt::format("{} is not available at {}: {}", missing.what, missing.path, missing.why),
-          std::nullopt, "not_supported"));
-    });
+    for (const Method method : {Method::kGet, Method::kPost, Method::kPut, Method::kDelete}) {
+      add(method, missing.path, Access::kKey, kAtOnce, [missing](const http::Request& request) {
+        return error_response(ApiError(404,
+                                       fmt::format("{} is not available at {}: {}", missing.what,
+                                                   http::for_log(request.path), missing.why),
+                                       std::nullopt, "not_supported"));
+      });
+    }
   }
   return routes;
 }

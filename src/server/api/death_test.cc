@@ -5,8 +5,7 @@
 #include <latch>
 #include <thread>
 
-#include "engine/fake_runner.h"
-#include "server/api/api_server.h"
+#include "server/api/api_test_support.h"
 #include "server/api/live_reply.h"
 #include "server/http/exchange.h"
 #include "server/http/raw_client.h"
@@ -15,13 +14,6 @@ namespace fathom {
 namespace {
 
 constexpr std::string_view kRequest = R"({"prompt":[1,2,3],"stream":true,"max_tokens":9})";
-
-std::string post(std::string_view path, std::string_view body) {
-  return fmt::format(
-      "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-      "Content-Length: {}\r\n\r\n{}",
-      path, body.size(), body);
-}
 
 // Loses its device in the first step, once it may; keeps whoever asks for experts' loads, as a
 // handler of /metrics does on an I/O thread, until it may go on.
@@ -48,35 +40,22 @@ class LostRunner : public FakeRunner {
   Latches& latches_;
 };
 
-std::unique_ptr<Backend> make_backend(std::unique_ptr<Runner> runner) {
-  auto backend = std::make_unique<Backend>();
-  backend->served.names = {"fake"};
-  backend->served.tokenizer = fake_tokenizer();
-  backend->served.vocab_size = FakeModel().vocab_size;
-  backend->served.max_model_len = FakeModel().max_model_len;
-  backend->engine = std::move(*Engine::create({}, std::move(runner), backend->served.tokenizer));
-  return backend;
-}
-
 // The I/O thread does something else while the engine dies, for longer than a client may take to
 // read its last words.
 TEST(EngineDeath, StreamsGetTheirErrorFromAnIoThreadThatIsLate) {
   LostRunner::Latches latches;
   ApiOptions options;
-  options.http.port = 0;
   options.http.io_threads = 1;
   options.last_flush = std::chrono::hours(1);
   options.watchdog_timeout = std::chrono::seconds(0);
-  const auto server = std::move(*ApiServer::create(std::move(options)));
-  ASSERT_TRUE(server->listen());
-  server->start();
-  server->serve(make_backend(std::make_unique<LostRunner>(latches)));
+  const auto server = listening_server(std::move(options));
+  server->serve(fake_backend(std::make_unique<LostRunner>(latches)));
   const std::shared_future<bool> dead =
       std::async(std::launch::async, [&] { return server->wait_until_dead(); });
   http::RawClient stream(server->port()), metrics(server->port());
-  stream.send(post("/v1/completions", kRequest));
+  stream.send(post_request("/v1/completions", kRequest));
   latches.step_begun.wait();
-  metrics.send("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  metrics.send(bare_request("GET", "/metrics"));
   latches.asked.wait();
   latches.may_be_lost.count_down();
   std::thread late([&latches, dead] {
@@ -90,11 +69,41 @@ TEST(EngineDeath, StreamsGetTheirErrorFromAnIoThreadThatIsLate) {
   late.join();
 }
 
+void expect_health(const ApiServer& server, int status, std::string_view word) {
+  for (const char* path : {"/health", "/ping", "/ready"}) {
+    http::RawClient client(server.port());
+    client.send(bare_request("GET", path));
+    const http::RawResponse response = client.read_response();
+    EXPECT_EQ(response.status, status) << path;
+    EXPECT_EQ(response.body, fmt::format(R"({{"status":"{}"}})", word)) << path;
+  }
+}
+
+// A probe learns of the loss at once: before the server has told everyone, and afterwards.
+TEST(EngineDeath, HealthChecksFailFromTheLossOn) {
+  LostRunner::Latches latches;
+  latches.may_answer.count_down();
+  const auto server = listening_server();
+  auto backend = fake_backend(std::make_unique<LostRunner>(latches));
+  Engine& engine = *backend->engine;
+  server->serve(std::move(backend));
+  http::RawClient stream(server->port());
+  stream.send(post_request("/v1/completions", kRequest));
+  latches.step_begun.wait();
+  expect_health(*server, 200, "ok");
+  latches.may_be_lost.count_down();
+  EXPECT_TRUE(engine.wait_until_dead(std::chrono::hours(1)));
+  expect_health(*server, 503, "dead");  // the server has told no one yet
+  EXPECT_TRUE(server->wait_until_dead());
+  expect_health(*server, 503, "dead");
+  EXPECT_NE(stream.read_response().body.find("the engine is dead"), std::string::npos);
+}
+
 // The engine dies, or a shutdown's patience ends, after a reply was listed and before it started.
 TEST(LiveReply, ThatFailsBeforeItStartsIsARefusal) {
   Metrics metrics("");
   for (const bool streams : {true, false}) {
-    const auto backend = make_backend(std::make_unique<FakeRunner>(FakeModel()));
+    const auto backend = fake_backend(std::make_unique<FakeRunner>(FakeModel()));
     auto generation = prepare(GeneratingEndpoint::kCompletions,
                               streams ? kRequest : R"({"prompt":[1,2,3],"max_tokens":9})",
                               backend->served, RequestLimits(), {});

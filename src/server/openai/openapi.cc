@@ -174,7 +174,7 @@ json::array path_parameters(std::string_view path) {
 std::vector<int> failure_statuses(const Operation& operation) {
   std::vector<int> statuses = {400, 408, 413, 414, 415, 417, 421, 431, 500, 501, 503, 505};
   if (operation.needs_key) statuses.push_back(401);
-  if (operation.method == "post") statuses.push_back(403);
+  if (operation.method != "get") statuses.push_back(403);
   if (operation.may_stream) statuses.push_back(429);
   if (operation.is_missing || operation.path.find('{') != operation.path.npos) {
     statuses.push_back(404);
