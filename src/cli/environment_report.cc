@@ -168,7 +168,7 @@ std::string version_text() {
                                  program_commit(), kCpuKernels, name_of(cpu_isa()));
   return text + (has_cuda() ? fmt::format("GPU: {}, CUDA {}, NCCL {}", kGpuArchitectures,
                                           program_cuda(), kNccl)
-                            : "GPU: none, built without CUDA");
+                            : "GPU: none, built without CUDA and NCCL");
 }
 
 std::string environment_text(const json::object& report) {

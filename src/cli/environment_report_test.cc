@@ -34,12 +34,16 @@ TEST(EnvironmentReport, KnowsWhichBuildItIs) {
   const std::string cuda(program.at("cuda").as_string());
   const std::string architectures(program.at("gpu_architectures").as_string());
   EXPECT_EQ(cuda == "none", architectures == "none");
-  EXPECT_FALSE(program.at("nccl").as_string().empty());
+  const std::string nccl(program.at("nccl").as_string());
+  EXPECT_FALSE(nccl.empty());
   const std::string text = version_text();
   EXPECT_TRUE(text.starts_with("fathom " + version + "\n")) << text;
   for (const std::string& part : {commit, architectures, std::string(name_of(cpu_isa()))}) {
     EXPECT_NE(text.find(part), std::string::npos) << part;
   }
+  EXPECT_TRUE(text.ends_with(cuda == "none" ? ", built without CUDA and NCCL"
+                                            : ", CUDA " + cuda + ", NCCL " + nccl))
+      << text;
 }
 
 TEST(EnvironmentReport, MasksKeysAndLeavesOutWhatIsNotOurs) {

@@ -279,7 +279,8 @@ class Others(unittest.TestCase):
         self.assertIn("run", fathom("--help")[0])
         self.assertIn("--max-model-len", fathom("run", "--help")[0])
         version = fathom("--version")[0]
-        self.assertRegex(version, r"^fathom \d+\.\d+\.\d+\S*\ncommit \S+.*\nCPU: .*\nGPU: .*\n$")
+        self.assertRegex(version, r"^fathom \d+\.\d+\.\d+\S*\ncommit \S+.*\nCPU: .*\nGPU: "
+                         r"(none, built without CUDA and NCCL|\S+, CUDA \d\S*, NCCL \S+)\n$")
         program = json.loads(fathom("env", "--json")[0])["fathom"]
         self.assertIn(program["commit"], version)
         self.assertIn(program["version"], version)
