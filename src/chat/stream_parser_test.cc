@@ -117,7 +117,16 @@ TEST(StreamParser, AnswersThatAreCutShowNoMarkup) {
       {ChatFormat::kV32,
        "so</think>Yes.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get_it\">\n"
        "<｜DSML｜parameter name=\"a\" string=\"true\">1</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
-       "<｜DSML｜invoke name=\"other\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"}};
+       "<｜DSML｜invoke name=\"other\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"},
+      {ChatFormat::kGlm47,
+       "so</think>Yes.\n<tool_call>get_it<arg_key>a</arg_key><arg_value>1</arg_value>"
+       "<arg_key>b</arg_key>\n<arg_value>x</arg_value></tool_call>\n<tool_call>other</tool_call>"},
+      {ChatFormat::kGigachat3,
+       "so</think>Yes.<|message_sep|>\n\nfunction call<|role_sep|>\n"
+       "{\"name\": \"get_it\", \"arguments\": {\"a\": 1}}"},
+      {ChatFormat::kGigachat31,
+       "so</think>Yes.<|function_call|>{\"name\": \"get_it\", \"arguments\": {\"a\": 1}}"
+       "<|message_sep|>"}};
   for (const auto& [format, text] : kAnswers) {
     for (size_t length = 0; length <= text.size(); ++length) {
       if (complete_utf8_prefix(text.substr(0, length)) != length) continue;
@@ -135,7 +144,7 @@ TEST(StreamParser, AnswersThatAreCutShowNoMarkup) {
       EXPECT_LE(answer.content.size() - content.size(), 3u);
       for (const ToolCall& call : answer.tool_calls) {
         EXPECT_TRUE(call.name == "get_it" || call.name == "other") << call.name;
-        for (const char* marker : {"｜", "|", "<t", "</"}) {
+        for (const char* marker : {"｜", "|", "<t", "<a", "</"}) {
           EXPECT_EQ(call.arguments.find(marker), std::string::npos)
               << chat_format_name(format) << " cut at " << length << ": " << call.arguments;
         }

@@ -537,9 +537,14 @@ TEST(GenerationConfig, ReadsAndChecks) {
   EXPECT_EQ(good->top_k, 50);
   EXPECT_EQ(good->eos_ids, (std::vector<int32_t>{1, 7}));
   EXPECT_TRUE(read("{}")->eos_ids.empty());
-  for (const char* bad : {"[]", R"({"temperature":-1})", R"({"top_p":2})", R"({"top_p":"a"})",
-                          R"({"eos_token_id":1000})", R"({"eos_token_id":[-1]})",
-                          R"({"eos_token_id":"x"})", R"({"top_k":1000000000000})"}) {
+  // A request's bounds: what a request may not ask for is no default either.
+  EXPECT_EQ(read(R"({"temperature":2})")->temperature, 2);
+  EXPECT_EQ(read(R"({"temperature":0})")->temperature, 0);
+  EXPECT_EQ(read(R"({"top_p":1})")->top_p, 1);
+  for (const char* bad :
+       {"[]", R"({"temperature":-1})", R"({"temperature":2.5})", R"({"top_p":0})", R"({"top_p":2})",
+        R"({"top_p":"a"})", R"({"eos_token_id":1000})", R"({"eos_token_id":[-1]})",
+        R"({"eos_token_id":"x"})", R"({"top_k":1000000000000})"}) {
     ASSERT_FALSE(read(bad)) << bad;
     EXPECT_TRUE(read(bad).error().message.starts_with("generation_config.json: ")) << bad;
   }

@@ -327,6 +327,19 @@ class Ends(unittest.TestCase):
         self.assertIn("--mem-fraction-static has no effect: ", log)
         self.assertNotIn("path=", log)
 
+    def test_a_flag_lets_clients_have_priority(self):
+        body = {"prompt": "Hi", "max_tokens": 1, "priority": -7}
+        for flags, status in (((), 400), (("--scheduling-policy", "fcfs"), 400),
+                              (("--enable-priority",), 200),
+                              (("--scheduling-policy", "priority"), 200),
+                              (("--enable-priority-scheduling",), 200)):  # SGLang's
+            server = Server("--strict", *flags)
+            self.addCleanup(server.kill)
+            reply = server.post("/v1/completions", body, status)
+            if status != 200:
+                self.assertEqual(reply["error"]["param"], "priority", flags)
+            self.assertEqual(server.stop(), 0)
+
     def test_a_service_manager_is_told(self):
         with tempfile.TemporaryDirectory() as folder, \
                 socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Faults between the engine and its model (engine_faults.cc): a step that hangs, steps that fail,
 sequences that are preempted every few steps. Tests 13 and 17 of the reliability targets."""
+import http.client
 import json
 import re
 import signal
@@ -8,7 +9,7 @@ import threading
 import time
 import unittest
 
-from robustness import (CHAT, IS_LONG, LONG, QUESTION, SLACK, Server, faulty, figure,
+from robustness import (CHAT, IS_LONG, LONG, QUESTION, SLACK, Server, StepGate, faulty, figure,
                         wait_idle)
 
 TIMEOUT = 1
@@ -88,27 +89,38 @@ class LostDevice(unittest.TestCase):
     """From some step on every step fails, as on a device whose context is corrupt."""
 
     def test_everybody_is_told_and_the_server_ends(self):
-        server = faulty("device_lost:40,step_ms:10", "--max-num-seqs", "2", "--watchdog-timeout", "0")
+        gate = StepGate()
+        server = gate.serve("--max-num-seqs", "2", "--watchdog-timeout", "0",
+                            faults="device_lost:40")
         self.addCleanup(server.kill)
-        results = []
+        self.addCleanup(gate.open)
+        answers, failures = [], []
 
         def ask():
             try:
-                results.append(server.ask("POST", CHAT, LONG)[0])
-            except OSError:  # it came after the end
-                results.append(503)
-        threads = [threading.Thread(target=ask) for _ in range(6)]
+                status, _, text = server.ask("POST", CHAT, LONG)
+                answers.append((status, json.loads(text)["error"]["message"]))
+            except (OSError, http.client.HTTPException) as problem:
+                failures.append(problem)
         connection, response = server.open("POST", CHAT, {**LONG, "stream": True})
+        threads = [threading.Thread(target=ask) for _ in range(6)]
         for thread in threads:
             thread.start()
+        gate.allow(3)
+        # All have come before the loss: then none may be left without an answer.
+        server.wait_until(lambda: json.loads(server.ask("GET", "/load")[2])["server_load"] == 7,
+                          "seven requests")
+        gate.open()
+        death = "the engine is dead: the device is gone (a fault)"
         text = response.read().decode()
-        self.assertIn("the engine is dead: the device is gone (a fault)", text)
+        self.assertIn(death, text)
         self.assertNotIn("[DONE]", text)
         for thread in threads:
             thread.join()
         self.assertEqual(server.wait(30), 3)
-        self.assertEqual(results, [503] * 6)
-        self.assertIn("the engine is dead: the device is gone (a fault)", "".join(server.log))
+        self.assertEqual(failures, [])
+        self.assertEqual(answers, [(503, death)] * 6)
+        self.assertIn(death, "".join(server.log))
         connection.close()
 
     def test_steps_that_always_fail_are_such_a_device(self):

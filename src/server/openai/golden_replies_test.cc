@@ -424,6 +424,20 @@ TEST(ChatReply, TextThatWasHeldBackComesWithTheEnd) {
   message(R"(,"thinking":{"type":"enabled"})", "Add them. </thi", "reasoning_content");
 }
 
+// An answer that is cut within a call, by its length or a stop string: none of its markup is text.
+TEST(ChatReply, ACallThatIsCutIsNoText) {
+  const std::string text = kCalls.substr(0, kCalls.find("weather<"));
+  for (const ScriptedAnswer& answer :
+       {ScriptedAnswer{.text = text, .finish = FinishReason::kLength},
+        ScriptedAnswer{.text = text, .stop = "weather"}}) {
+    const Case one{
+        "cut", GeneratingEndpoint::kChat, chat(fmt::format(R"(,"tools":[{}])", kTool)), {answer}};
+    const json::value whole = parse_payload(reply_of(one, false));
+    EXPECT_EQ(whole.at("choices").at(0).at("message").at("content"), json::value("Let me look."));
+    expect_same(one, reply_of(one, true), json::serialize(whole));
+  }
+}
+
 TEST(CompletionReply, MaxTokensZeroScoresThePromptAlone) {
   const Case one{"score",
                  GeneratingEndpoint::kCompletions,
