@@ -2,16 +2,15 @@
 # Proves that the tests do not depend on the machine: repeat_tests.sh BUILD_DIR [COUNT] [MODE…]
 #
 # Runs each test COUNT times (10) in each mode: `alone`, `busy` (beside four processes that compute
-# without end) and `scalar` (FATHOM_CPU_ISA=scalar); all three where none is named. TESTS is the
-# expression of the tests' names: those of the server, the engine and the whole program unless it is
-# set, `TESTS=.` all that `make test` runs. Ends with status 1 if a run has failed; which one stands
+# without end) and `scalar` (FATHOM_CPU_ISA=scalar); all three where none is named. TESTS is an
+# expression of the tests' names: all that `make test` runs unless it is set. Ends with status 1 if a run has failed; which one stands
 # in BUILD_DIR/repeat-MODE.log.
 set -u
 build=$1
 count=${2:-10}
 [ $# -ge 2 ] && shift 2 || shift
 modes=${*:-alone busy scalar}
-tests=${TESTS:-^(e2e|robust|server|engine)}
+tests=${TESTS:-.}
 pids=
 trap '[ -z "$pids" ] || kill $pids' EXIT
 trap 'exit 1' INT TERM
