@@ -267,7 +267,10 @@ int64_t free_device_memory() {
 TEST(GpuLargeMemory, RunningOutLosesNothing) {
   std::mt19937 random(36);
   std::vector<Request> requests;
-  for (int i = 0; i < 40; ++i) requests.push_back(greedy(random_prompt(random), 16));
+  for (int i = 0; i < 40; ++i) {
+    requests.push_back(greedy(random_prompt(random), 16));
+    if (i % 2 == 0) requests.back().sampling.repetition_penalty = 1.3;
+  }
   GpuRunnerOptions options = gpu_options();
   options.deterministic = true;
   auto engine = make_engine(options, {.prefix_caching = false});

@@ -12,8 +12,8 @@ namespace {
 
 using std::chrono::seconds;
 
-// One token in an empty cache, by graph or by single launches.
-Result<> decode_one(Runner& runner) {
+// Begins a step of one token in an empty cache, by graph or by single launches.
+Result<> begin_one(Runner& runner) {
   ForwardBatch batch;
   batch.token_ids = {5};
   batch.positions = batch.context_lens = batch.block_tables = batch.logit_rows = {0};
@@ -22,7 +22,11 @@ Result<> decode_one(Runner& runner) {
   batch.max_pages = 1;
   const SampleOptions greedy{.temperature = 0};
   const SampleRow row{.row = 0, .options = &greedy};
-  FATHOM_RETURN_IF_ERROR(runner.begin({&batch, 1}, {&row, 1}));
+  return runner.begin({&batch, 1}, {&row, 1});
+}
+
+Result<> decode_one(Runner& runner) {
+  FATHOM_RETURN_IF_ERROR(begin_one(runner));
   return runner.finish().map([](const auto&) {});
 }
 
@@ -91,6 +95,26 @@ TEST(GpuTwoEngines, OnOneDeviceAnswerAsAlone) {
     EXPECT_EQ(beside[0][i].ids, alone[i].ids) << i;
     EXPECT_EQ(beside[1][i].finish, alone[i].finish) << i;
   }
+}
+
+// A page is saved behind a step that is in flight, and nobody waits for either: a copy to pageable
+// memory would have returned with the step's end.
+TEST(GpuStuck, ASaveDoesNotWaitForTheStep) {
+  const auto runner = on_gpu(options_with(seconds(60), true));
+  ASSERT_TRUE(decode_one(*runner));
+  PageTransfer& transfer = *runner->page_transfer(0);
+  const auto memory = transfer.allocate_slots(1);
+  ASSERT_TRUE(memory) << memory.error().message;
+  occupy_gpu(seconds(5));
+  ASSERT_TRUE(begin_one(*runner));
+  transfer.save(0, (*memory)->data(), 7);
+  std::vector<EndedCopy> ended;
+  transfer.take_ended(ended, /*wait=*/false);
+  EXPECT_TRUE(ended.empty());
+  ASSERT_TRUE(runner->finish());
+  transfer.take_ended(ended, /*wait=*/true);
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_TRUE(ended[0].ok && ended[0].id == 7);
 }
 
 // The penalties' workspace has room for one row only: the step's rows are sampled in groups.
