@@ -94,16 +94,21 @@ class Events(unittest.TestCase):
     def tokens_of(self, server, prompt):
         return server.post("/tokenize", {"prompt": prompt})["tokens"]
 
+    # Each page as the tokens up to its end.
+    def pages_of(self, server, prompts):
+        pages = set()
+        for prompt in prompts:
+            tokens = self.tokens_of(server, prompt)
+            pages |= {tuple(tokens[:end]) for end in range(BLOCK, len(tokens) + 1, BLOCK)}
+        return pages
+
     def test_the_picture_is_the_cache(self):
         server, reader, _ = self.start("--kv-events-topic", "kv")
         self.assertEqual(reader.blocks, {})
         prompts = [story(300), story(300) + " and more " + story(100, 3), story(200, 1), "short"]
         for prompt in prompts:
             server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1, "temperature": 0})
-        expected = set()
-        for prompt in prompts:
-            tokens = self.tokens_of(server, prompt)
-            expected |= {tuple(tokens[:end]) for end in range(BLOCK, len(tokens) + 1, BLOCK)}
+        expected = self.pages_of(server, prompts)
         reader.take_until(lambda: len(reader.blocks) >= len(expected))
         self.assertEqual({tuple(reader.text_of(block)) for block in reader.blocks}, expected)
         server.wait_until(lambda: self.cached(server) == len(reader.blocks), "as many pages cached")
@@ -133,11 +138,13 @@ class Events(unittest.TestCase):
         self.assertLess(len(reader.blocks), 32)
 
     def test_batches_are_replayed(self):
-        server, reader, replay_port = self.start(replay=True)
-        for number in range(3):
-            server.post("/v1/completions", {"prompt": story(200, number), "max_tokens": 1})
-            size = len(reader.blocks)
-            reader.take_until(lambda s=size: len(reader.blocks) > s)
+        server, reader, replay_port = self.start("--max-num-batched-tokens", "64", replay=True)
+        prompts = [story(200, number) for number in range(3)]
+        for prompt in prompts:
+            server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})
+        # All batches have come: a prompt computed in several steps has several.
+        pages = self.pages_of(server, prompts)
+        reader.take_until(lambda: len(reader.blocks) >= len(pages))
         dealer = Zmtp(replay_port, b"DEALER", 60 * SLACK)
         self.addCleanup(dealer.close)
         first = reader.messages[-2][0]
