@@ -15,14 +15,14 @@
 namespace fathom {
 
 inline std::unique_ptr<Backend> fake_backend(std::unique_ptr<Runner> runner,
-                                             EngineOptions options = {}) {
+                                             const EngineOptions& options = {}) {
   auto backend = std::make_unique<Backend>();
   backend->served.names = {"fake"};
   backend->served.tokenizer = fake_tokenizer();
   backend->served.vocab_size = FakeModel().vocab_size;
   backend->served.max_model_len = FakeModel().max_model_len;
   backend->engine =
-      std::move(*Engine::create(std::move(options), std::move(runner), backend->served.tokenizer));
+      std::move(*Engine::create(options, std::move(runner), backend->served.tokenizer));
   return backend;
 }
 
