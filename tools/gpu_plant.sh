@@ -27,7 +27,6 @@ extra_row decode_layers_cuda_test Formats/DecodeLayersCuda.TwoTokensOfShortText/
 shared_expert_once decode_layers_cuda_test Formats/DecodeLayersCuda.FourTokensOfShortText/V3Tp8Bf16
 hidden_neighbour decode_layers_cuda_test Formats/DecodeLayersCuda.FourTokensOfShortText/V3*
 stale_keys decode_layers_cuda_test Formats/DecodeLayersCuda.ShortText/*
-stale_keys decode_layers_cuda_test Formats/DecodeLayersCuda.TwoTokensOfShortText/*
 foreign_keys decode_layers_cuda_test Formats/DecodeLayersCuda.NaNStaysInItsSequence/*
 wrong_key decode_layers_cuda_test Formats/DecodeLayersCuda.FourTokensOfShortText/V3*
 swapped_head decode_layers_cuda_test Formats/DecodeLayersCuda.FourTokensOfShortText/V3*

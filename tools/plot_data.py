@@ -42,7 +42,6 @@ def v3_layers():
 
 def decode_attention():
     """{heads: {line: {keys: us}}} of one sequence."""
-    bandwidth, row_bytes = 4.3e12, 1152
     rows, lines = load(REPORT)["rows"], {}
     for name, row in rows.items():
         found = re.fullmatch(r"latent_decode/latent_decode_bf16/(\d+)_heads_1_x_1_x_(\d+):us", name)
@@ -50,7 +49,7 @@ def decode_attention():
             heads, keys = int(found[1]), int(found[2])
             of_heads = lines.setdefault(heads, {"roofline": {}, "FlashMLA": {}, "Fathom": {}})
             of_heads["Fathom"][keys] = row["value"]
-            of_heads["roofline"][keys] = 1e6 * keys * row_bytes / bandwidth
+            of_heads["roofline"][keys] = rows[f"{name.removesuffix('us')}floor_us"]["value"]
     for row in load("bench/results/flashmla_h200.json")["results"]:
         if row["sequences"] == 1 and row["heads"] in lines:
             lines[row["heads"]]["FlashMLA"][row["keys"]] = row["us"]

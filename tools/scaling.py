@@ -110,7 +110,7 @@ def interpolated(points, x):
 
 
 def by_share(whole, slice_, share):
-    """Linear in a rank's share of heads or columns through the measured whole and eighth."""
+    """Linear in a rank's share of heads or columns through the measured whole and TP8 slice."""
     return slice_ + (whole - slice_) * (share - 1 / 8) / (7 / 8)
 
 

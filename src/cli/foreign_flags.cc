@@ -170,6 +170,11 @@ class Translator {
       }
       note(fmt::format("--tokenizer {} has no effect: MODEL's tokenizer.json is read", tokenizer_));
     }
+    if (!generation_config_.empty() && !is_same_model(generation_config_, model_)) {
+      note(fmt::format(
+          "--generation-config {} has no effect: MODEL's generation_config.json is read",
+          generation_config_));
+    }
     return std::move(line_);
   }
 
@@ -342,10 +347,7 @@ class Translator {
       return {};
     }
     if (name == "generation-config" && !has_word("auto vllm", value)) {
-      if (!is_same_model(value, model_)) {
-        note(fmt::format("{} {} has no effect: MODEL's generation_config.json is read", written,
-                         value));
-      }
+      generation_config_ = value;  // compared with MODEL, which may follow
       return {};
     }
     // llama.cpp's lists are separated by commas.
@@ -371,7 +373,7 @@ class Translator {
   const Groups groups_;
   const bool serves_;  // the command has MODEL and a tokenizer; a load generator has no positionals
   size_t at_ = 0;
-  std::string model_, tokenizer_;
+  std::string model_, tokenizer_, generation_config_;
   LaunchLine line_;
 };
 

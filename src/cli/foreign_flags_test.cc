@@ -116,6 +116,7 @@ TEST(ForeignFlags, WhatHasAMeaningIsHonoured) {
             (std::vector<std::string>{"--generation-config /elsewhere has no effect: MODEL's "
                                       "generation_config.json is read"}));
   EXPECT_EQ(launch("m --generation-config m")->notes.size(), 0u);
+  EXPECT_EQ(launch("--generation-config m --model m")->notes.size(), 0u);
   EXPECT_EQ(launch("m --skip-server-warmup")->notes,
             (std::vector<std::string>{
                 "--skip-server-warmup has no effect: no warm-up requests are sent"}));

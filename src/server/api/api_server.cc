@@ -487,7 +487,8 @@ http::RouteTable ApiServer::make_routes() {
         return error_response(ApiError(404,
                                        fmt::format("{} is not available at {}: {}", missing.what,
                                                    http::for_log(request.path), missing.why),
-                                       std::nullopt, "not_supported"));
+                                       std::nullopt, "not_supported"),
+                              shape_for(request));
       });
     }
   }

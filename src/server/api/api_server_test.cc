@@ -112,6 +112,13 @@ TEST(ApiServer, WhatIsNotServedSaysSo) {
           << method;
     }
   }
+  EXPECT_EQ(answer_to(*server,
+                      "GET /v1/messages/batches HTTP/1.1\r\nHost: localhost\r\n"
+                      "anthropic-version: 2023-06-01\r\n\r\n")
+                .body,
+            R"({"type":"error","error":{"type":"not_found_error","message":"a batch is not )"
+            R"(available at /v1/messages/batches: send its requests one by one, they are )"
+            R"(computed together"}})");
 }
 
 }  // namespace
