@@ -130,7 +130,7 @@ gpu-sanitize: gpu
 PLANT := build/plant
 gpu-plant: $(if $(wildcard build/carried),,setup)
 	@cmake --preset $(if $(wildcard build/carried),carried,release) -B $(PLANT) -DFATHOM_PLANT_FAULTS=ON > build/plant.log 2>&1 || (cat build/plant.log; exit 1)
-	@cmake --build $(PLANT) --target decode_layers_cuda_test four_bit_moe_cuda_test gpu_engine_test gpu_ranks_test indexer_cuda_test mha_prefill_cuda_test moe_over_ranks_cuda_test mtp_rows_cuda_test peer_rows_cuda_test peer_sum_cuda_test sparse_latent_cuda_test --parallel
+	@cmake --build $(PLANT) --target decode_layers_cuda_test four_bit_moe_cuda_test gpu_decode_layers_test gpu_engine_test gpu_ranks_test indexer_cuda_test mha_prefill_cuda_test moe_over_ranks_cuda_test mtp_rows_cuda_test peer_rows_cuda_test peer_sum_cuda_test sparse_latent_cuda_test --parallel
 	@tools/gpu_plant.sh $(PLANT)/gpu
 
 # Groups and their times: tools/gpu_report.py --list. On a machine with carried packages the program is

@@ -2,6 +2,7 @@
 // DeepSeek-V3 (hidden 7168, 16 heads, 256 experts of 256 columns) in FP8 and of DeepSeek-V2-Lite in
 // bf16 and in FP8, with random weights, against float64 and against the launches for each
 // operation. Run from the repository's root.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -122,13 +123,12 @@ class OnGpu {
   std::string launches_;
 };
 
-template <typename T>
-double cosine(const std::vector<float>& a, const T* b) {
+double cosine(const std::vector<float>& a, const double* b) {
   double both = 0, one = 0, other = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    both += double{a[i]} * static_cast<double>(b[i]);
+    both += a[i] * b[i];
     one += double{a[i]} * a[i];
-    other += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+    other += b[i] * b[i];
   }
   return both / std::sqrt(one * other);
 }
@@ -136,6 +136,11 @@ double cosine(const std::vector<float>& a, const T* b) {
 struct Form {
   std::string model;
   CacheFormat format;
+  // The least cosine of a token's logits to float64. V2-Lite's is bounded by the cache and the
+  // weights. V3's router, with random weights, chooses another expert of 256 for most tokens after
+  // a rounding difference, so that a missing expert is no outlier there: the operation's own test
+  // (ops/decode_layers/decode_layers_cuda_test.cc) has tokens whose choice is sure.
+  double least = 0;
 };
 
 class GpuDecodeLayers : public testing::TestWithParam<Form> {
@@ -145,6 +150,7 @@ class GpuDecodeLayers : public testing::TestWithParam<Form> {
     ASSERT_TRUE(opened.has_value()) << opened.error().message;
     checkpoint_ = std::move(*opened);
   }
+  static constexpr int32_t kTextTokens = 12;  // a multiple of each number of neighbours
   static int32_t id_of(int32_t i) { return (i * 7919 + 13) % 4000; }
   static Token token(int32_t position, int32_t sequence = 0) {
     return {id_of(position), position, sequence};
@@ -154,31 +160,52 @@ class GpuDecodeLayers : public testing::TestWithParam<Form> {
     for (int32_t i = 0; i < count; ++i) tokens.push_back(token(first + i));
     return tokens;
   }
+  // Row `row` of logits [rows, vocab].
+  std::vector<float> row_of(const std::vector<float>& logits, int64_t row) const {
+    const auto begin = logits.begin() + row * checkpoint_.config().vocab_size;
+    return {begin, begin + checkpoint_.config().vocab_size};
+  }
+  // How near logits [vocab] of the text's i-th token are.
+  double cosine_to_float64(const std::vector<float>& logits, int32_t i) {
+    if (text_.empty()) {
+      std::vector<int32_t> ids;
+      for (int32_t t = 0; t < kTextTokens; ++t) ids.push_back(id_of(t));
+      text_ = Float64Model(checkpoint_).logits(ids);
+    }
+    return cosine(logits, text_.data() + i * checkpoint_.config().vocab_size);
+  }
+  static double middle_of(std::vector<double> values) {
+    std::ranges::sort(values);
+    return values[values.size() / 2];
+  }
+  static void expect_each_near(const std::string& which, const std::vector<double>& cosines) {
+    for (size_t i = 0; i < cosines.size(); ++i) {
+      EXPECT_GE(cosines[i], GetParam().least) << which << ", token " << i;  // false for a NaN
+    }
+    std::printf("%s: cosine to float64 %.6f in the middle, %.6f at least\n", which.c_str(),
+                middle_of(cosines), *std::ranges::min_element(cosines));
+  }
   // Expects that the step of these tokens writes their rows in each layer, and no other byte.
   void expect_rows_of(OnGpu& model, const std::vector<Token>& tokens) const;
 
   Checkpoint checkpoint_;
+
+ private:
+  std::vector<double> text_;  // float64 logits [kTextTokens, vocab]
 };
 
 // The single launch does not quantize GEMV inputs, so it is nearer to float64 than the launches for
 // each operation.
 TEST_P(GpuDecodeLayers, AreNearFloat64) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < 12; ++i) ids.push_back(id_of(i));
-  const std::vector<double> expected = Float64Model(checkpoint_).logits(ids);
   OnGpu model(checkpoint_, GetParam().format, false),
       by_operations(checkpoint_, GetParam().format, true);
   std::vector<double> found, others;
-  for (int32_t i = 0; i < 12; ++i) {
-    const double* const at = expected.data() + i * checkpoint_.config().vocab_size;
-    found.push_back(cosine(model.logits(id_of(i), i), at));
-    others.push_back(cosine(by_operations.logits(id_of(i), i), at));
+  for (int32_t i = 0; i < kTextTokens; ++i) {
+    found.push_back(cosine_to_float64(model.logits(id_of(i), i), i));
+    others.push_back(cosine_to_float64(by_operations.logits(id_of(i), i), i));
   }
-  std::sort(found.begin(), found.end());
-  std::sort(others.begin(), others.end());
-  std::printf("cosine to float64 %.6f in the middle, %.6f at least; by operations %.6f, %.6f\n",
-              found[6], found[0], others[6], others[0]);
-  EXPECT_GE(found[6], others[6] - 0.02);
+  expect_each_near("one token", found);
+  EXPECT_GE(middle_of(found), middle_of(others) - 0.02);
 }
 
 void GpuDecodeLayers::expect_rows_of(OnGpu& model, const std::vector<Token>& tokens) const {
@@ -231,43 +258,27 @@ TEST_P(GpuDecodeLayers, WriteSeveralTokensRowsAlone) {
 }
 
 // Neighbours of one sequence, and tokens of two sequences with the same text: as near to float64 as
-// one by one, and of equal tokens both have the same bits. Medians: a rounding difference makes
-// random weights choose other experts, for one token in ten.
+// one by one, and of equal tokens both have the same bits.
 TEST_P(GpuDecodeLayers, SeveralTokensAreNearFloat64) {
-  std::vector<int32_t> ids;
-  for (int32_t i = 0; i < 12; ++i) ids.push_back(id_of(i));
-  const std::vector<double> expected = Float64Model(checkpoint_).logits(ids);
-  const auto vocab = std::ssize(expected) / 12;
-  const auto cosine_of = [&](const std::vector<float>& logits, std::ptrdiff_t row, int32_t id) {
-    const auto begin = logits.begin() + row * vocab;
-    return cosine({begin, begin + vocab}, expected.data() + id * vocab);
-  };
-  OnGpu single(checkpoint_, GetParam().format, false),
-      neighbouring(checkpoint_, GetParam().format, false),
+  OnGpu neighbouring(checkpoint_, GetParam().format, false),
       sequences(checkpoint_, GetParam().format, false);
-  std::vector<double> alone, beside_other;
-  for (int32_t i = 0; i < 12; ++i) {
-    alone.push_back(cosine_of(single.logits(id_of(i), i), 0, i));
+  std::vector<double> beside_other;
+  for (int32_t i = 0; i < kTextTokens; ++i) {
     const std::vector<float> two = sequences.logits({token(i, 0), token(i, 1)});
-    beside_other.push_back(cosine_of(two, 0, i));
-    const std::vector<float> of_first(two.begin(), two.begin() + vocab),
-        of_second(two.begin() + vocab, two.end());
+    const std::vector<float> of_first = row_of(two, 0), of_second = row_of(two, 1);
+    beside_other.push_back(cosine_to_float64(of_first, i));
     EXPECT_EQ(of_second, of_first) << i;
   }
-  std::ranges::sort(alone);
-  const auto expect_near = [&](std::vector<double> cosines) {
-    std::ranges::sort(cosines);
-    std::printf("cosine to float64 %.6f in the middle, %.6f at least\n", cosines[6], cosines[0]);
-    EXPECT_GE(cosines[6], alone[6] - 0.02);
-  };
-  expect_near(beside_other);
-  for (int32_t rows = 2; rows <= single.most_rows(); ++rows) {
+  expect_each_near("beside another sequence", beside_other);
+  for (int32_t rows = 2; rows <= neighbouring.most_rows(); ++rows) {
     std::vector<double> beside;
-    for (int32_t i = 0; i < 12; i += rows) {
+    for (int32_t i = 0; i < kTextTokens; i += rows) {
       const std::vector<float> all = neighbouring.logits(neighbours(i, rows));
-      for (int32_t j = 0; j < rows; ++j) beside.push_back(cosine_of(all, j, i + j));
+      for (int32_t j = 0; j < rows; ++j) {
+        beside.push_back(cosine_to_float64(row_of(all, j), i + j));
+      }
     }
-    expect_near(beside);
+    expect_each_near(fmt::format("{} neighbours", rows), beside);
   }
 }
 
@@ -315,14 +326,14 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuDecodeLayersShort,
                                          Form{"v2_lite_fp8_layers", CacheFormat::kBF16}));
 
 INSTANTIATE_TEST_SUITE_P(Formats, GpuDecodeLayers,
-                         testing::Values(Form{"v3_eighth_layers", CacheFormat::kFp8Scaled},
-                                         Form{"v3_eighth_layers", CacheFormat::kBF16},
-                                         Form{"v3_eighth_layers", CacheFormat::kE4M3},
-                                         Form{"v3_eighth_layers", CacheFormat::kE5M2},
-                                         Form{"v2_lite_layers", CacheFormat::kBF16},
-                                         Form{"v2_lite_layers", CacheFormat::kFp8Scaled},
-                                         Form{"v2_lite_fp8_layers", CacheFormat::kBF16},
-                                         Form{"v2_lite_fp8_layers", CacheFormat::kE5M2}));
+                         testing::Values(Form{"v3_eighth_layers", CacheFormat::kFp8Scaled, 0.86},
+                                         Form{"v3_eighth_layers", CacheFormat::kBF16, 0.86},
+                                         Form{"v3_eighth_layers", CacheFormat::kE4M3, 0.84},
+                                         Form{"v3_eighth_layers", CacheFormat::kE5M2, 0.82},
+                                         Form{"v2_lite_layers", CacheFormat::kBF16, 0.9996},
+                                         Form{"v2_lite_layers", CacheFormat::kFp8Scaled, 0.996},
+                                         Form{"v2_lite_fp8_layers", CacheFormat::kBF16, 0.992},
+                                         Form{"v2_lite_fp8_layers", CacheFormat::kE5M2, 0.978}));
 
 }  // namespace
 }  // namespace fathom
