@@ -41,14 +41,14 @@ TP2, DP2, TP8, DP8 = ["--tp", "2"], ["--dp", "2"], ["--tp", "8"], ["--dp", "8"]
 EP = ["--enable-expert-parallel"]
 
 GROUPS = {
-    "v2_lite": Group(75, [
+    "v2_lite": Group(40, [
         ("v2_lite/b1", latency(V2_LITE, 1, 1024, 128)),
         ("v2_lite/b64", latency(V2_LITE, 64, 1024, 128)),
         ("v2_lite/b512", latency(V2_LITE, 512, 500, 128, "--max-num-seqs", "512", iters=2)),
         ("v2_lite/prefill_8x1024", latency(V2_LITE, 8, 1024, 1)),
         ("v2_lite/prefill_1x8192", latency(V2_LITE, 1, 8192, 1)),
     ]),
-    "v2_lite_forms": Group(75, [
+    "v2_lite_forms": Group(30, [
         ("v2_lite/b1_no_graphs", latency(V2_LITE, 1, 1024, 128, "--no-cuda-graphs")),
         ("v2_lite/b1_deterministic", latency(V2_LITE, 1, 1024, 128, "--deterministic")),
         ("v2_lite/prefill_8x1024_deterministic", latency(V2_LITE, 8, 1024, 1, "--deterministic")),
@@ -56,12 +56,12 @@ GROUPS = {
         ("v2_lite/b512_fp8_cache", latency(V2_LITE, 512, 500, 128, "--max-num-seqs", "512",
                                            "--kv-cache-dtype", "fp8", iters=2)),
     ]),
-    "v2_lite_fp8": Group(40, [
+    "v2_lite_fp8": Group(20, [
         ("v2_lite_fp8/b1", latency(V2_LITE_FP8, 1, 1024, 128)),
         ("v2_lite_fp8/b64", latency(V2_LITE_FP8, 64, 1024, 128)),
         ("v2_lite_fp8/prefill_8x1024", latency(V2_LITE_FP8, 8, 1024, 1)),
     ]),
-    "throughput": Group(45, [
+    "throughput": Group(35, [
         ("v2_lite/5000_220_200", throughput(V2_LITE, "--num-prompts", "5000", "--input-len", "220",
                                             "--output-len", "200")),
     ]),
@@ -70,12 +70,12 @@ GROUPS = {
             model, "--dataset-name", "azure", "--dataset-path", AZURE, "--num-prompts", "5000"))
         for name, model in (("v2_lite", V2_LITE), ("v2_lite_fp8", V2_LITE_FP8))
     ]),
-    "v3_layers": Group(90, [("v3", ["layer_cuda_bench", V3])]),
+    "v3_layers": Group(60, [("v3", ["layer_cuda_bench", V3])]),
     "kimi_k2_layers": Group(90, [("kimi_k2", ["layer_cuda_bench", KIMI_K2])]),
-    "v3_slice": Group(45, [("v3_slice", ["layer_cuda_bench", V3_SLICE])]),
-    "attention_forms": Group(60, [("attention_forms", ["attention_form_cuda_bench", V2_LITE])]),
-    "slice_of_ranks": Group(20, [("slice_of_ranks", ["decode_layers_ranks_cuda_bench"])]),
-    "decode_steps": Group(20, [("decode_steps", ["decode_step_cuda_bench", V2_LITE])]),
+    "v3_slice": Group(20, [("v3_slice", ["layer_cuda_bench", V3_SLICE])]),
+    "attention_forms": Group(30, [("attention_forms", ["attention_form_cuda_bench", V2_LITE])]),
+    "slice_of_ranks": Group(10, [("slice_of_ranks", ["decode_layers_ranks_cuda_bench"])]),
+    "decode_steps": Group(10, [("decode_steps", ["decode_step_cuda_bench", V2_LITE])]),
     "mtp_steps": Group(90, [
         ("mtp_steps", ["mtp_step_cuda_bench", V2_LITE_MTP]),
         ("mtp_steps_v3", ["mtp_step_cuda_bench", V3_MTP]),
@@ -86,10 +86,10 @@ GROUPS = {
         ("sparse_latent", ["sparse_latent_cuda_bench"]),
         ("sparse_layers", ["sparse_layers_cuda_bench"]),
     ]),
-    "ablations": Group(30, [("latent_decode", ["latent_decode_cuda_bench"])]),
-    "loading": Group(60, [("loading", ["weights_cuda_bench", V2_LITE, "--layers", "5", "--threads",
+    "ablations": Group(10, [("latent_decode", ["latent_decode_cuda_bench"])]),
+    "loading": Group(30, [("loading", ["weights_cuda_bench", V2_LITE, "--layers", "5", "--threads",
                                   "8,4,12"])]),
-    "kernels": Group(120, [
+    "kernels": Group(110, [
         ("mha_prefill", ["mha_prefill_cuda_bench"]),
         ("few_rows", ["few_rows_cuda_bench"]),
         ("many_rows", ["many_rows_cuda_bench"]),
@@ -108,7 +108,7 @@ GROUPS = {
     ]),
     # The MoE rows of `kernels` and of the collectives with drawn experts, drawn from a Zipf
     # distribution: NAME_zipf/KEYS beside NAME/KEYS.
-    "kernels_zipf": Group(40, [
+    "kernels_zipf": Group(45, [
         (f"{name}_zipf", [f"{name}_cuda_bench", *ZIPF])
         for name in ("moe_few_rows", "moe_many_rows", "scaled_moe_few_rows", "scaled_moe_many_rows",
                      "four_bit_moe")
