@@ -15,7 +15,7 @@ V3_WHOLE, CODER_V2 = "bench/models/v3", "bench/models/coder-v2-instruct-fp8"
 
 class Group(typing.NamedTuple):
     """Runs that are measured together."""
-    seconds: int  # that one run of it takes on H200s, by estimate
+    seconds: int  # for one run of it on H200s, with room: --budget reserves them
     runs: list    # each a name and the arguments of fathom, or a benchmark with its arguments
     gpus: int = 1
 

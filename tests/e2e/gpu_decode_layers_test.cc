@@ -136,10 +136,9 @@ double cosine(const std::vector<float>& a, const double* b) {
 struct Form {
   std::string model;
   CacheFormat format;
-  // The least cosine of a token's logits to float64. V2-Lite's is bounded by the cache and the
-  // weights. V3's router, with random weights, chooses another expert of 256 for most tokens after
-  // a rounding difference, so that a missing expert is no outlier there: the operation's own test
-  // (ops/decode_layers/decode_layers_cuda_test.cc) has tokens whose choice is sure.
+  // The least cosine of a token's logits to float64. V3's is low because rounding makes a router
+  // with random weights select other experts for each token (docs/numerics.md), so a missing expert
+  // does not show: ops/decode_layers/decode_layers_cuda_test.cc has tokens whose choice is sure.
   double least = 0;
 };
 
